@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator
 from typing import Any
 
@@ -11,12 +10,10 @@ from matplotlib.lines import Line2D
 
 from scalebench.analysis import Results
 from scalebench.analysis.grouping import COSTS, EXECUTIONS, metric_by_cost
-from scalebench.analysis.intervals import METRIC_RANGE
 from scalebench.figures.base import FIGURES, EmptyFigureError, Figure
 from scalebench.figures.drawing.canvas import Canvas
-from scalebench.figures.drawing.caption import with_interval
+from scalebench.figures.drawing.caption import over_seeds, with_interval
 from scalebench.figures.drawing.panel import Panel, share_y
-from scalebench.figures.drawing.scaling import METRIC_WORDS, over_seeds
 from scalebench.figures.drawing.styles import Look, name_series
 
 _PANELS = ("time", "core-hours")
@@ -95,9 +92,7 @@ def _draw_cells(panel: Panel, own: pd.DataFrame, cost: str, look: dict[str, Look
         ].to_dict("records"),
         quantity=cost,
     )
-    metric = str(own["metric_name"].iloc[0])
-    panel.ax.set_ylabel(METRIC_WORDS.get(metric, "test metric"))
-    panel.limit(METRIC_RANGE.get(metric, (-math.inf, math.inf))[1])
+    panel.metric_axis(str(own["metric_name"].iloc[0]))
 
 
 def _fronts(table: pd.DataFrame, cost: str) -> Iterator[tuple[str, pd.DataFrame]]:

@@ -79,10 +79,9 @@ def _draw_times(panel: Panel, table: pd.DataFrame, look: dict[str, Look]) -> Non
 
 
 def _draw_ratios(panel: Panel, table: pd.DataFrame, look: dict[str, Look]) -> None:
-    counts = [int(count) for count in sorted(table["workers"].unique())]
     panel.title("virtual / native")
     panel.curve(table, "ratio", look, low="ratio_low", high="ratio_high", connect=False)
-    panel.workers_axis(counts)
-    panel.reference([counts[0], counts[-1]], [1, 1], "equal")
+    panel.workers_axis(table["workers"])
+    panel.level(1.0, "equal", table["workers"])
     panel.ax.axhspan(1 - GOAL, 1 + GOAL, color="#EEEEEE", zorder=0)
     panel.ax.set_ylabel("T(virtual) / T(native)")

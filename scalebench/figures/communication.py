@@ -41,18 +41,16 @@ class Communication(Figure):
             names.remove("hidden")
         if not names:
             raise EmptyFigureError("waiting was not measured: real runs on several nodes have none")
-        counts = sorted(int(count) for count in table["workers"].unique())
         columns = -(-len(names) // -(-len(names) // canvas.fits(len(names))))  # four as two by two
-        (panels,) = canvas.grids((len(groups) * len(names), columns, 2.75 if len(groups) == 1 else 2.1))
-        for panel, (group, name) in zip(panels, [(group, name) for group in groups for name in names], strict=True):
+        for panel, group, name in canvas.rows_of_groups(groups, names, columns):
             panel.title(_PANELS[name])
             own = table[table["series"].isin(group)]
             panel.curve(own, name, look, low=f"{name}_low", high=f"{name}_high", scale=100)
-            panel.workers_axis(counts)
+            panel.workers_axis(table["workers"])
             if panel.leftmost:
                 panel.ax.set_ylabel("share of training time (%)")
-        share_y(panels)
-        for panel in panels:
+        share_y(canvas.panels)
+        for panel in canvas.panels:
             panel.ax.set_ylim(bottom=0)
 
         canvas.legend_of_series(look)

@@ -13,7 +13,6 @@ from scalebench.figures.base import FIGURES, Figure
 from scalebench.figures.drawing.canvas import Canvas
 from scalebench.figures.drawing.caption import with_interval
 from scalebench.figures.drawing.panel import share_y
-from scalebench.figures.drawing.scaling import METRIC_WORDS
 from scalebench.formatting import counted, is_interval
 
 _COLUMNS = 4
@@ -38,7 +37,6 @@ class Convergence(Figure):
         counts = _spread([int(count) for count in sorted(table["workers"].unique())], columns)
         table = table[table["workers"].isin(counts) | (table["strategy"] == "serial")]
         metric = str(results.completed["metric_name"].dropna().iloc[0])
-        word = METRIC_WORDS.get(metric, "test metric")
         # One group: a row for each x axis. Several: a row for each group, with both axes in it.
         drawn = [(group, axis, count) for group in groups for axis in axes for count in counts]
         per_row = len(counts) if len(groups) == 1 else canvas.fits(len(axes) * len(counts))
@@ -51,10 +49,9 @@ class Convergence(Figure):
             panel.curve(shown, "metric", look, x=x, low="low", high="high", shift=False, sparse=True)
             for target in results.completed["target_metric"].dropna().unique():
                 panel.reference(panel.ax.get_xlim(), [target, target], "target metric")
-            panel.limit(METRIC_RANGE.get(metric, (-math.inf, math.inf))[1])
-            if panel.leftmost:
-                panel.ax.set_ylabel(word)
-            else:
+            panel.metric_axis(metric)
+            if not panel.leftmost:
+                panel.ax.set_ylabel("")
                 panel.ax.tick_params(labelleft=False)
             if axis == "epochs":
                 panel.ax.set_xlabel("epochs")
@@ -71,7 +68,6 @@ class Convergence(Figure):
             "Each point is the mean over repetitions of the consensus model's metric on held-out data after an "
             f"epoch{interval}; time is training time without evaluation, its arithmetic mean (tables: geometric).",
             "Serial (one worker) is drawn in every panel." if (table["strategy"] == "serial").any() else "",
-            "Pale grey: the series of the other panels." if len(groups) > 1 else "",
             bars=False,
         )
 

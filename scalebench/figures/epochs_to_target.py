@@ -15,8 +15,8 @@ from scalebench.figures.base import FIGURES, EmptyFigureError, Figure
 from scalebench.figures.drawing.canvas import Canvas
 from scalebench.figures.drawing.panel import Panel
 from scalebench.figures.drawing.styles import Look
-from scalebench.figures.drawing.unreached import legend_of_unreached, mark_unreached, torn
-from scalebench.formatting import digits, metric_word
+from scalebench.figures.drawing.unreached import legend_of_unreached, mark_unreached, never, target_in_words
+from scalebench.formatting import digits
 
 _COLUMNS = 3
 _CURVE_POINTS = 60
@@ -46,24 +46,19 @@ class EpochsToTarget(Figure):
         }
         series = [name for name in look if name in set(table["series"])]
         epochs = int(results.completed["epochs"].max())
-        batches = sorted(int(batch) for batch in table["batch_global"].unique())
         columns = canvas.fits(min(_COLUMNS, len(series)), narrow=True)
         (panels,) = canvas.grids((len(series), columns, 2.15))
         for panel, name in zip(panels, series, strict=True):
             panel.title(name)
             own = [law for (_, of), law in laws.items() if of == name]
             _draw(panel, name, table[table["series"] == name], own, look, epochs)
-            panel.workers_axis(batches)
+            panel.workers_axis(table["batch_global"])
             panel.ax.set_xlabel("global batch (samples)")
             if panel.leftmost:
                 panel.ax.set_ylabel(f"epochs (of {epochs})")
 
         canvas.legend_of_series(look)
-        never, some = table["epochs_to_target"] == math.inf, torn(table)
-        canvas.legend_of_executions(
-            table, *legend_of_unreached(bool(never.any()), bool(some.any()), epochs), line=False
-        )
-        words = f"{metric_word(str(table['metric_name'].iloc[0]) or 'metric')} {table['target_metric'].iloc[0]:g}"
+        canvas.legend_of_executions(table, *legend_of_unreached(table, epochs), line=False)
         fitted = "; ".join(
             _in_words(name, execution, law)
             for (execution, name), law in sorted(laws.items(), key=lambda item: (series.index(item[0][1]), item[0][0]))
@@ -71,8 +66,11 @@ class EpochsToTarget(Figure):
         canvas.describe(
             results,
             table,
-            f"Medians of the whole epochs until the first evaluation, one an epoch, at or above {words}.",
-            "Triangles at the top, which have no number: at most half of the runs reached it." if never.any() else "",
+            "Medians of the whole epochs until the first evaluation, one an epoch, at or above "
+            f"{target_in_words(table)}.",
+            "Triangles at the top, which have no number: at most half of the runs reached it."
+            if never(table).any()
+            else "",
             "Lines: E0 (1 + B / B_crit), fitted to the runs at batches of which every run reached the target, with the "
             f"95 % interval of resampled runs (band); dotted: the critical batch B_crit. It is, in samples: {fitted}."
             if fitted

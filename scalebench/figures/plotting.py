@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
 from functools import cache
@@ -159,12 +159,9 @@ def _draw(results: Results, name: str, output: Path, request: PlotRequest, place
 
 def _write(kind: Figure, results: Results, stem: Path, request: PlotRequest) -> list[Path]:
     """Write pictures, caption and, as the last file, the drawn data."""
-    from scalebench.figures.drawing.canvas import Canvas
-
-    with house_style(request.style):
-        canvas = Canvas(kind.name, request.style, request.selection, request.panels_of(kind))
+    files = [stem.with_suffix(f".{suffix}") for suffix in request.formats]
+    with drawing(files, kind.name, request.style, request.selection, request.panels_of(kind)) as canvas:
         kind.draw(results, canvas)
-        files = _save_all(canvas, stem, request.formats)
     if request.style.caption != "none":
         files += write_caption(stem, canvas.caption(), request.style.width_in)
     data = stem.with_suffix(".csv")
@@ -175,42 +172,40 @@ def _write(kind: Figure, results: Results, stem: Path, request: PlotRequest) -> 
     return [*files, data]
 
 
-def write_figure(name: str, draw: Callable[[Canvas], None], stem: Path, formats: Sequence[str]) -> list[Path]:
-    """Call `draw` on a canvas in scalebench's style and write `stem` in each of `formats`.
+@contextlib.contextmanager
+def drawing(
+    files: Sequence[Path],
+    name: str,
+    style: Style = REPORT,
+    selection: Selection = EVERYTHING,
+    panels: Sequence[str] = (),
+) -> Iterator[Canvas]:
+    """Give a canvas in scalebench's style, which is written to `files` in the formats of their endings.
 
     Raises:
         OSError: a file cannot be written.
     """
     from scalebench.figures.drawing.canvas import Canvas
 
-    with house_style():
-        canvas = Canvas(name)
-        draw(canvas)
-        return _save_all(canvas, stem, formats)
+    with house_style(style):
+        canvas = Canvas(name, style, selection, panels)
+        yield canvas
+        figure = canvas.finish()
+        for file in files:
+            _save(figure, file)
 
 
-def write_picture(name: str, draw: Callable[[Canvas], None], path: Path) -> None:
-    """Call `draw` on a canvas in scalebench's style and write it to `path`, in the format of its ending.
+@contextlib.contextmanager
+def picture(path: Path, name: str) -> Iterator[Canvas]:
+    """Give a canvas as `drawing` does, which is written to the file `path` that a user named.
 
     Raises:
         ResultsError: the file cannot be written, or its ending is not that of a figure.
     """
-    from scalebench.figures.drawing.canvas import Canvas
-
     if path.suffix[1:] not in FORMATS:
         raise ResultsError(f"cannot write the figure {path}: expected a name that ends in .png, .pdf or .svg")
-    with writing(path, ""), house_style():
-        canvas = Canvas(name)
-        draw(canvas)
-        _save(canvas.finish(), path)
-
-
-def _save_all(canvas: Canvas, stem: Path, formats: Sequence[str]) -> list[Path]:
-    figure = canvas.finish()
-    files = [stem.with_suffix(f".{suffix}") for suffix in formats]
-    for file in files:
-        _save(figure, file)
-    return files
+    with writing(path, ""), drawing([path], name) as canvas:
+        yield canvas
 
 
 def _save(figure: Any, file: Path) -> None:

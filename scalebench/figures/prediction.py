@@ -11,7 +11,7 @@ import pandas as pd
 
 from scalebench.figures.drawing.canvas import Canvas
 from scalebench.figures.drawing.styles import looks
-from scalebench.figures.plotting import write_picture
+from scalebench.figures.plotting import picture
 
 if TYPE_CHECKING:  # pricing imports torch
     from scalebench.pricing.advice import Held
@@ -26,7 +26,8 @@ def draw_prediction(path: Path, grid: Grid, held: Sequence[Held], what: str, of_
     Raises:
         ResultsError: the file cannot be written, or its ending is not that of a figure.
     """
-    write_picture("prediction", lambda canvas: fill_prediction(canvas, grid, held, what, of_all), path)
+    with picture(path, "prediction") as canvas:
+        fill_prediction(canvas, grid, held, what, of_all)
 
 
 def fill_prediction(canvas: Canvas, grid: Grid, held: Sequence[Held], what: str, of_all: bool) -> None:
@@ -46,7 +47,6 @@ def fill_prediction(canvas: Canvas, grid: Grid, held: Sequence[Held], what: str,
         }
     )
     look = looks(list(table["series"]))
-    counts = sorted(int(count) for count in table["workers"].unique())
     kept = f"{100 * held[0].efficiency:.0f} % efficiency"
     panels = {
         "speedup": ("speedup", "speedup"),
@@ -62,9 +62,10 @@ def fill_prediction(canvas: Canvas, grid: Grid, held: Sequence[Held], what: str,
         panel.title(title)
         panel.curve(table, name, look, scale=100 if name == "efficiency" else 1, shift=False)
         if name == "speedup":
-            panel.reference([counts[0], counts[-1]], [counts[0], counts[-1]], "ideal")
+            ends = [min(table["workers"]), max(table["workers"])]
+            panel.reference(ends, ends, "ideal")
         if name == "efficiency":
-            panel.reference([counts[0], counts[-1]], 2 * [100 * held[0].efficiency], kept)
+            panel.level(100 * held[0].efficiency, kept, table["workers"])
             panel.ax.set(ylim=(0, 105), ylabel=label)
         elif name == "speedup":
             panel.seconds_axis(label=label)
@@ -73,7 +74,7 @@ def fill_prediction(canvas: Canvas, grid: Grid, held: Sequence[Held], what: str,
             panel.ax.set_yscale("log", base=2)
             panel.ax.set_yticks(powers, [f"{value:,}" for value in powers])
             panel.ax.set(ylim=(0.8, 1.25 * powers[-1]), ylabel=label)
-        panel.workers_axis(counts)
+        panel.workers_axis(table["workers"])
     canvas.legend_of_series(look)
     canvas.legend_of_executions(table)
     canvas.say(

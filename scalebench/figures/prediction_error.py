@@ -12,7 +12,7 @@ from matplotlib.ticker import FuncFormatter, MaxNLocator, PercentFormatter
 
 from scalebench.errors import ResultsError, writing
 from scalebench.figures.drawing.canvas import Canvas
-from scalebench.figures.plotting import FORMATS, write_figure
+from scalebench.figures.plotting import FORMATS, drawing
 
 _NAME = "prediction-error"
 _GREY = "#B4B4B4"
@@ -28,15 +28,16 @@ def write_prediction_error(errors: pd.DataFrame, output: Path) -> list[Path]:
     """
     if errors["linear_s"].isna().all():
         raise ResultsError("nothing to draw: each measurement is at the fewest workers of its strategy")
-    data = output / f"{_NAME}.csv"
+    files = [output / f"{_NAME}.{suffix}" for suffix in (*FORMATS, "csv")]
     with writing(output):
         output.mkdir(parents=True, exist_ok=True)
-        files = write_figure(_NAME, lambda canvas: draw_prediction_error(errors, canvas), output / _NAME, FORMATS)
-        errors.to_csv(data, index=False, lineterminator="\n")
-    return [*files, data]
+        with drawing(files[:-1], _NAME) as canvas:
+            _draw(errors, canvas)
+        errors.to_csv(files[-1], index=False, lineterminator="\n")
+    return files
 
 
-def draw_prediction_error(errors: pd.DataFrame, canvas: Canvas) -> None:
+def _draw(errors: pd.DataFrame, canvas: Canvas) -> None:
     """Draw seconds of each prediction as multiples of linear scaling from its base row, and errors by distance."""
     [[against, apart]] = canvas.grids((2, 2, 3.6))
     errors = errors[errors["linear_s"].notna()]

@@ -4,10 +4,22 @@ from __future__ import annotations
 
 from typing import ClassVar
 
-from scalebench.analysis import Results
-from scalebench.figures.base import FIGURES, Figure
+import pandas as pd
+from matplotlib.lines import Line2D
+
+from scalebench.analysis import Results, cells, ratios
+from scalebench.analysis.grouping import CELL
+from scalebench.figures.base import FIGURES, EmptyFigureError, Figure
 from scalebench.figures.drawing.canvas import Canvas
-from scalebench.figures.drawing.scaling import draw_scaling
+from scalebench.figures.drawing.caption import over_seeds, with_interval
+from scalebench.figures.drawing.panel import Panel, metric_label
+from scalebench.figures.drawing.styles import Look
+
+_QUANTITIES = {
+    "time": ("train_s", "low_s", "high_s"),
+    "efficiency": ("efficiency", "efficiency_low", "efficiency_high"),
+    "metric": ("metric", "metric_low", "metric_high"),
+}
 
 
 @FIGURES.add
@@ -16,7 +28,7 @@ class StrongScaling(Figure):
 
     name = "strong-scaling"
     summary = "training time (log-log, with the ideal line), efficiency and test metric against workers"
-    panels = ("time", "efficiency", "metric")
+    panels = tuple(_QUANTITIES)
     weak: ClassVar[bool] = False
 
     def absent(self, results: Results) -> str:
@@ -25,7 +37,60 @@ class StrongScaling(Figure):
         return super().absent(results) or ("" if scales_so else f"the study scales {other}ly; see {other}-scaling")
 
     def draw(self, results: Results, canvas: Canvas) -> None:
-        draw_scaling(results, canvas, weak=self.weak)
+        table = cells(results)
+        scaling = ratios(results).query("baseline == 'serial'")
+        table = table.merge(scaling[[*CELL, "efficiency", "efficiency_low", "efficiency_high"]], on=CELL, how="left")
+        table, look, groups = canvas.series_of(table)
+        names = [name for name in canvas.wanted(self.panels) if table[_QUANTITIES[name][0]].notna().any()]
+        if not names:
+            raise EmptyFigureError(f"nothing was measured for the panel {canvas.chosen[0]}")
+        for panel, group, name in canvas.rows_of_groups(groups, names):
+            inside = table["series"].isin(group)
+            panel.context(table[~inside], _QUANTITIES[name][0])
+            self._draw_panel(panel, name, table[inside], table, look)
+            panel.workers_axis(table["workers"])
+        canvas.share_y_in_columns(len(names))
+
+        canvas.legend_of_series(look)
+        ideal = "efficiency" in names or ("time" in names and not self.weak and _serial(table).any())
+        line = Line2D([], [], color="#888888", linestyle=":")
+        canvas.legend_of_executions(table, *([(line, "ideal")] if ideal else []))
+        formula = "T(serial, 1) / T(N)" if self.weak else "T(serial, 1) / (N T(N))"
+        sentences = {
+            "time": "Times are geometric means.",
+            "efficiency": f"Efficiency is {formula}, each execution against its own serial run.",
+            "metric": f"The metric is of the final consensus model on held-out data{with_interval(over_seeds(table))}.",
+        }
+        canvas.describe(
+            results,
+            table,
+            *(sentences[name] for name in names),
+            "Points at one worker count are set apart sideways to be seen.",
+        )
+
+    def _draw_panel(
+        self, panel: Panel, name: str, own: pd.DataFrame, table: pd.DataFrame, look: dict[str, Look]
+    ) -> None:
+        quantity, low, high = _QUANTITIES[name]
+        metric = str(table["metric_name"].dropna().iloc[0]) if name == "metric" else ""
+        panel.title({"time": "training time", "efficiency": "efficiency"}.get(name) or metric_label(metric))
+        shown = own.assign(interval=over_seeds(own)) if name == "metric" else own
+        panel.curve(shown, quantity, look, low=low, high=high)
+        if name == "metric":
+            panel.metric_axis(metric)
+        elif name == "efficiency":
+            panel.level(1.0, "ideal", table["workers"])
+            panel.ax.set_ylabel("T(1) / T(N)" if self.weak else "T(1) / (N T(N))")
+            panel.ax.set_ylim(bottom=0)
+        elif self.weak:
+            panel.ax.set_ylim(bottom=0)
+            panel.ax.set_ylabel("training time (s)")
+        else:
+            counts = [int(count) for count in sorted(table["workers"].unique())]
+            for base in table[_serial(table)].to_dict("records"):
+                ideal = [base["train_s"] / count for count in counts]
+                panel.reference(counts, ideal, f"ideal ({base['execution']})")
+            panel.seconds_axis()
 
 
 @FIGURES.add
@@ -35,3 +100,7 @@ class WeakScaling(StrongScaling):
     name = "weak-scaling"
     summary = "training time, efficiency T(1)/T(N) and test metric against workers, samples per worker fixed"
     weak = True
+
+
+def _serial(table: pd.DataFrame) -> pd.Series[bool]:
+    return (table["strategy"] == "serial") & (table["workers"] == 1)

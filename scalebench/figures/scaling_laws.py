@@ -101,8 +101,7 @@ def _draw_one(panel: Panel, one: Scaling, table: pd.DataFrame, look: dict[str, L
     panel.curve(own, "train_s", look, low="low_s", high="high_s", shift=False, connect=False)
     band = curve(one.candidates, series, at)
     _draw_curve(panel, one, at, band, look[name].color, sure=not no_band(series))
-    counts = sorted({int(count) for count in own["workers"]} | {int(end)})
-    panel.workers_axis(counts)
+    panel.workers_axis([*own["workers"], end])
     panel.seconds_axis()
 
 

@@ -25,6 +25,7 @@ from scalebench.formatting import is_interval
 _COLUMNS = 3
 _CURVES, _SPLITS = ("allreduce", "time", "serial"), ("horovod", "ddp")
 _SHARED_FROM = -100.0  # per cent; a panel that reaches further down has an axis of its own
+_KEPT = ("series", "execution", "engine", "workers", "oversubscribed", "interval", "n", "baseline_s", "saved_s")
 _ENGINE_PATTERN = "/////"
 
 
@@ -88,7 +89,6 @@ class TimeReduction(Figure):
             "(T_allreduce - T_strategy) / T_base."
             if splits
             else "",
-            "Pale grey: the series of the other panels." if len(groups) > 1 and names else "",
             _missing(compared, results),
         )
 
@@ -108,30 +108,20 @@ def _no_reduction(compared: pd.DataFrame) -> str:
 
 def _draw_curve(panel: Panel, name: str, group: Sequence[str], table: pd.DataFrame, look: dict[str, Look]) -> None:
     """Draw the series of `group` and allreduce, or their reductions against the baseline `name`, over all others."""
-    own = table["series"].isin(group) | (table["strategy"] == "allreduce")
-    counts = sorted(int(count) for count in table["workers"].unique())
+    inside = table["series"].isin(group) | (table["strategy"] == "allreduce")
+    own, others = table[inside], table[~inside]
     if name == "time":
         panel.title("training time")
-        panel.context(table[~own], "train_s")
-        panel.curve(table[own], "train_s", look, low="low_s", high="high_s")
+        panel.context(others, "train_s")
+        panel.curve(own, "train_s", look, low="low_s", high="high_s")
         panel.seconds_axis()
     else:
         panel.title(f"reduction against {name}")
-        panel.context(table[~own], "reduction", scale=100)
-        panel.curve(table[own], "reduction", look, low="reduction_low", high="reduction_high", scale=100)
-        panel.reference([counts[0], counts[-1]], [0, 0], "no reduction")
-        panel.ax.set_ylabel(f"time saved (% of {name})")
-        low, high = _range(table[own])
-        panel.ax.set_ylim(low, high)
-    panel.workers_axis(counts)
-
-
-def _range(own: pd.DataFrame) -> tuple[float, float]:
-    """Return limits (per cent) around the reductions of one panel, whatever the series of other panels are."""
-    low, high = 100 * float(own["reduction"].min()), 100 * float(own["reduction"].max())
-    low, high = min(low, 0.0), max(high, 0.0)
-    edge = 0.06 * max(high - low, 1.0)
-    return low - edge, high + edge
+        panel.reductions(own, others, look, name, table["workers"])
+        low, high = min(100 * own["reduction"].min(), 0.0), max(100 * own["reduction"].max(), 0.0)
+        edge = 0.06 * max(high - low, 1.0)
+        panel.ax.set_ylim(low - edge, high + edge)  # whatever the series of other panels are
+    panel.workers_axis(table["workers"])
 
 
 def _draw_splits(
@@ -153,7 +143,8 @@ def _draw_splits(
             size = 0.6 * rcParams["lines.markersize"]
             panel.ax.plot(at, total, marker="D", markersize=size, color=NEUTRAL, zorder=5)
             panel.intervals([((at, low), (at, high))], [NEUTRAL])
-            panel.keep([{"quantity": "reduction: total", "y": total, "low": low, "high": high}], **_key(cell))
+            kept = {"quantity": "reduction: total", "y": total, "low": low, "high": high}
+            panel.keep([kept], **{key: cell[key] for key in _KEPT})
         panel.ax.axhline(0, color="#555555", linewidth=0.8)
         if panel.leftmost:
             panel.ax.set_ylabel(f"% of {baseline}")
@@ -173,11 +164,6 @@ def _parts_legend(
         (Patch(facecolor="#D55E00", edgecolor="#D55E00"), "part of the frequency (strategy's colour)"),
         (Line2D([], [], color=NEUTRAL, marker="D", markersize=size, linestyle=""), total),
     ]
-
-
-def _key(cell: dict[Hashable, Any]) -> dict[str, Any]:
-    kept = ("series", "execution", "engine", "workers", "oversubscribed", "interval", "n", "baseline_s", "saved_s")
-    return {name: cell[name] for name in kept}
 
 
 def _missing(compared: pd.DataFrame, results: Results) -> str:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import pandas as pd
 
@@ -13,29 +12,22 @@ from scalebench.analysis.grouping import PER_BATCH, costs_to_target
 from scalebench.analysis.target_ratios import target_ratios
 from scalebench.figures.base import FIGURES, EmptyFigureError, Figure
 from scalebench.figures.drawing.canvas import Canvas
-from scalebench.figures.drawing.panel import Panel, share_y
+from scalebench.figures.drawing.panel import Panel
 from scalebench.figures.drawing.styles import Look, name_series
-from scalebench.figures.drawing.unreached import legend_of_unreached, mark_unreached, torn
-from scalebench.formatting import metric_word
+from scalebench.figures.drawing.unreached import legend_of_unreached, mark_unreached, never, target_in_words, torn
 
-_PANELS = ("time", "reduction", "epochs", "core-hours", "energy")
-_COSTS = {"core-hours": ("core_hours", "core-hours"), "energy": ("energy_j", "energy (J)")}
-
-
-@dataclass(frozen=True)
-class _Goal:
-    """The target in words and as a number, the study's epochs, and the baseline of reductions, empty without one."""
-
-    words: str
-    metric: float
-    epochs: int
-    baseline: str
+_QUANTITIES = {  # value and bounds in the table of costs, and the label of the axis
+    "time": ("time_to_target_s", "target_low_s", "target_high_s", "training time (s)"),
+    "epochs": ("epochs_to_target", "", "", ""),
+    "core-hours": ("core_hours", "core_hours_low", "core_hours_high", "core-hours"),
+    "energy": ("energy_j", "energy_j_low", "energy_j_high", "energy (J)"),
+}
 
 
 @FIGURES.add
 class TimeToTarget(Figure):
     name = "time-to-target"
-    panels = _PANELS
+    panels = ("time", "reduction", "epochs", "core-hours", "energy")
     summary = "time, epochs and costs until the target metric is reached, the time saved, and what never reaches it"
 
     def absent(self, results: Results) -> str:
@@ -48,35 +40,35 @@ class TimeToTarget(Figure):
             raise EmptyFigureError("no run with a target took any time")
         table = table.assign(n=table["n_reached"], interval=table["target_interval"])
         baseline, compared = _against(canvas.selection.of(name_series(target_ratios(results))))
-        words = f"{metric_word(str(table['metric_name'].iloc[0]) or 'metric')} {table['target_metric'].iloc[0]:g}"
-        goal = _Goal(words, float(table["target_metric"].iloc[0]), int(results.completed["epochs"].max()), baseline)
-        counted = {name for name, (cost, _) in _COSTS.items() if table[cost].notna().any()}
-        shown = {"time", "epochs", *counted, *(["reduction"] if baseline else [])}
-        names = [name for name in canvas.wanted(_PANELS) if name in shown]
+        target, epochs = float(table["target_metric"].iloc[0]), int(results.completed["epochs"].max())
+        shown = {name for name, (value, *_) in _QUANTITIES.items() if table[value].notna().any()}
+        names = [name for name in canvas.wanted(self.panels) if name in shown or (name == "reduction" and baseline)]
         if not names:
             raise EmptyFigureError("no run of the selection has what these panels show")
         across = canvas.fits(len(names)) if len(names) <= 3 else canvas.fits(-(-len(names) // 2), narrow=True)
-        (panels,) = canvas.grids((len(groups) * len(names), across, 2.75 if len(groups) == 1 else 2.1))
-        counts = sorted(int(count) for count in table["workers"].unique())
-        for place, panel in enumerate(panels):
-            group, name = groups[place // len(names)], names[place % len(names)]
-            _draw(panel, name, compared if name == "reduction" else table, group, look, goal, counts)
-        for place in range(len(names)):
-            share_y(panels[place :: len(names)])
+        for panel, group, name in canvas.rows_of_groups(groups, names, across):
+            if name == "reduction":
+                inside = compared["series"].isin(group)
+                panel.title("reduction")
+                panel.reductions(compared[inside], compared[~inside], look, baseline, table["workers"])
+            else:
+                panel.title(f"{name} to {target:g}")
+                _draw_quantity(panel, name, table, group, look, epochs)
+            panel.workers_axis(table["workers"])
+        canvas.share_y_in_columns(len(names))
 
         canvas.legend_of_series(look)
-        never, some = table["time_to_target_s"] == math.inf, torn(table)
-        canvas.legend_of_executions(table, *legend_of_unreached(bool(never.any()), bool(some.any()), goal.epochs))
+        canvas.legend_of_executions(table, *legend_of_unreached(table, epochs))
         canvas.describe(
             results,
             table,
-            f"The target, {goal.words} of the consensus model, is met at the first evaluation at or above it.",
+            f"The target, {target_in_words(table)} of the consensus model, is met at the first evaluation at or above "
+            "it.",
             "Times are geometric means where every run reached the target, else medians of the Kaplan-Meier curve, in "
             "which runs that did not count as longer; epochs are such medians.",
-            "Triangles, which have no time: at most half of the runs reached it." if never.any() else "",
-            "Stars: more than half of the runs reached it, but not all." if some.any() else "",
+            "Triangles, which have no time: at most half of the runs reached it." if never(table).any() else "",
+            "Stars: more than half of the runs reached it, but not all." if torn(table).any() else "",
             f"Reduction = 1 - T(strategy, N) / T({baseline}, N), times to the target." if "reduction" in names else "",
-            "Pale grey: the series of the other panels." if len(groups) > 1 else "",
             "Energy is the time to the target at the mean power of the training." if "energy" in names else "",
         )
 
@@ -90,43 +82,21 @@ def _against(compared: pd.DataFrame) -> tuple[str, pd.DataFrame]:
     return "", known.iloc[:0]
 
 
-def _draw(
-    panel: Panel,
-    name: str,
-    table: pd.DataFrame,
-    group: Sequence[str],
-    look: dict[str, Look],
-    goal: _Goal,
-    counts: Sequence[int],
+def _draw_quantity(
+    panel: Panel, name: str, table: pd.DataFrame, group: Sequence[str], look: dict[str, Look], epochs: int
 ) -> None:
     """Draw the series of `group` over all others of `table` in grey."""
+    quantity, low, high, label = _QUANTITIES[name]
     in_group = table["series"].isin(group)
-    own, others = table[in_group], table[~in_group]
-    if name == "reduction":
-        panel.title("reduction")
-        panel.context(others, "reduction", scale=100)
-        panel.curve(own, "reduction", look, low="reduction_low", high="reduction_high", scale=100)
-        panel.reference([counts[0], counts[-1]], [0, 0], "no reduction")
-        panel.ax.set_ylabel(f"time saved (% of {goal.baseline})")
-    elif name == "time" or name in _COSTS:
-        of_time = "time_to_target_s", "target_low_s", "target_high_s"
-        cost, label = _COSTS.get(name, ("", "training time (s)"))
-        quantity, low, high = (cost, f"{cost}_low", f"{cost}_high") if cost else of_time
-        panel.title(f"{name} to {goal.metric:g}")
-        own = own[own[quantity].notna()]  # a cost that is not known is no cost that was not reached
-        reached = own[quantity].where(own[quantity] < math.inf)
-        shown = own.assign(**{quantity: reached})
-        panel.context(others[others[quantity] < math.inf], quantity)
-        panel.curve(shown, quantity, look, low=low, high=high)
-        mark_unreached(panel, shown, quantity, look, above=2 * reached.max() if reached.notna().any() else 1.0)
-        panel.seconds_axis(label=label)
+    own = table[in_group & table[quantity].notna()]  # a cost that is not known is no cost that was not reached
+    reached = own[quantity].where(own[quantity] < math.inf)
+    panel.context(table[~in_group & (table[quantity] < math.inf)], quantity)
+    panel.curve(own.assign(**{quantity: reached}), quantity, look, low=low, high=high)
+    above = 2 * reached.max() if reached.notna().any() else 1.0
+    mark_unreached(panel, own, quantity, look, above=1.1 * epochs if name == "epochs" else above)
+    if name == "epochs":
+        most = table[quantity].max()
+        panel.ax.set_ylim(0, 1.2 * (most if most < math.inf else epochs))
+        panel.ax.set_ylabel(f"epochs (of {epochs})")
     else:
-        panel.title(f"epochs to {goal.metric:g}")
-        shown = own.assign(epochs_to_target=own["epochs_to_target"].where(own["epochs_to_target"] < math.inf))
-        panel.context(others[others["epochs_to_target"] < math.inf], "epochs_to_target")
-        panel.curve(shown, "epochs_to_target", look)
-        mark_unreached(panel, shown, "epochs_to_target", look, above=1.1 * goal.epochs)
-        most = table["epochs_to_target"].max()
-        panel.ax.set_ylim(0, 1.2 * (most if most < math.inf else goal.epochs))
-        panel.ax.set_ylabel(f"epochs (of {goal.epochs})")
-    panel.workers_axis(counts)
+        panel.seconds_axis(label=label)

@@ -2,57 +2,28 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import NamedTuple, Protocol
+from typing import TYPE_CHECKING, NamedTuple
 
 from matplotlib.patches import Patch
 
 from scalebench.errors import ResultsError, writing
 from scalebench.figures.drawing.canvas import Canvas
 from scalebench.figures.drawing.styles import SERVING, TASKS
-from scalebench.figures.plotting import FORMATS, write_figure
+from scalebench.figures.plotting import FORMATS, drawing
 
+if TYPE_CHECKING:  # training imports torch
+    from scalebench.training.timeline import Lane, Timeline
+
+_NOTES_ON_REAL_RUNS = (
+    "Gaps are pauses of the training time. Where communication lies in backward, or hosts differ, waiting is not told "
+    "apart. Lanes of Horovod are rank 0's: waiting is negotiation, until every rank has the tensor."
+)
 _LANE_IN = 0.3
 _MOST_LANES = 40
 _EDGES_UP_TO = 600  # bars: white edges hide more of them
-
-
-class Lap(Protocol):
-    """One activity, in seconds since training began."""
-
-    @property
-    def activity(self) -> str: ...
-    @property
-    def group(self) -> str: ...
-    @property
-    def begin_s(self) -> float: ...
-    @property
-    def end_s(self) -> float: ...
-
-
-class Lane(Protocol):
-    """The activities of one worker, server or tensor in order, and the ends of its epochs in seconds."""
-
-    @property
-    def name(self) -> str: ...
-    @property
-    def laps(self) -> Sequence[Lap]: ...
-    @property
-    def epochs(self) -> Sequence[float]: ...
-
-
-class Timeline(Protocol):
-    """All lanes of one run."""
-
-    @property
-    def title(self) -> str: ...
-    @property
-    def execution(self) -> str: ...
-    @property
-    def about(self) -> str: ...
-    @property
-    def lanes(self) -> Sequence[Lane]: ...
 
 
 class Bar(NamedTuple):
@@ -76,21 +47,22 @@ def draw_timeline(
     Raises:
         ResultsError: no activity lies in the window, or the files cannot be written.
     """
-    lanes = [(lane, list(_bars_of(lane, window))) for lane in timeline.lanes[:_MOST_LANES]]
+    begin, end = window or (0.0, math.inf)
+    lanes = [(lane, list(_bars_of(lane, begin, end))) for lane in timeline.lanes[:_MOST_LANES]]
     if not any(bars for _, bars in lanes):
-        raise ResultsError(f"{timeline.title}: nothing happened between {window[0]:g} and {window[1]:g} s") if window \
-            else ResultsError(f"{timeline.title}: no worker did anything")  # fmt: skip
+        raise ResultsError(f"{timeline.title}: nothing happened between {begin:g} and {end:g} s")
+    files = [stem.with_suffix(f".{suffix}") for suffix in (*formats, "csv")]
     with writing(stem.parent):
         stem.parent.mkdir(parents=True, exist_ok=True)
-        files = write_figure(stem.name, lambda canvas: _draw(timeline, lanes, canvas, window), stem, formats)
-        data = stem.with_suffix(".csv")
+        with drawing(files[:-1], stem.name) as canvas:
+            _draw(timeline, lanes, canvas, begin, end)
         rows = [f"{lane.name},{bar.group},{bar.begin_s!r},{bar.end_s!r}" for lane, bars in lanes for bar in bars]
-        data.write_text("\n".join(["lane,activity,begin_s,end_s", *rows]) + "\n", encoding="utf-8")
-    return [*files, data]
+        files[-1].write_text("\n".join(["lane,activity,begin_s,end_s", *rows]) + "\n", encoding="utf-8")
+    return files
 
 
 def _draw(
-    timeline: Timeline, lanes: list[tuple[Lane, list[Bar]]], canvas: Canvas, window: tuple[float, float] | None
+    timeline: Timeline, lanes: list[tuple[Lane, list[Bar]]], canvas: Canvas, window_begin: float, window_end: float
 ) -> None:
     colors = TASKS | {"serving": SERVING}
     ((panel,),) = canvas.grids((1, 1, 0.62 + _LANE_IN * len(lanes)))
@@ -103,11 +75,11 @@ def _draw(
             spans = [(bar.begin_s * scale, (bar.end_s - bar.begin_s) * scale) for bar in bars if bar.group == group]
             edge = {"edgecolor": "white", "linewidth": 0.35} if edged and group == "compute" else {"linewidth": 0}
             ax.broken_barh(spans, (place - 0.38, 0.76), facecolor=color, zorder=2, **edge)
-        inside = [at * scale for at in lane.epochs if window is None or window[0] <= at <= window[1]]
+        inside = [at * scale for at in lane.epochs if window_begin <= at <= window_end]
         ax.vlines(inside, place - 0.47, place + 0.47, color="#222222", linewidth=0.9, zorder=3)
     ax.set_yticks(range(len(lanes)), [_short(lane.name) for lane, _ in lanes])
     ax.set_ylim(len(lanes) - 0.4, -0.6)
-    ax.set_xlim((window[0] if window else 0.0) * scale, min(end, window[1] if window else end) * scale)
+    ax.set_xlim(window_begin * scale, min(end, window_end) * scale)
     ax.set_xlabel(f"time since training began ({unit})")
     ax.grid(visible=False, axis="y")
     ax.tick_params(axis="y", length=0)
@@ -119,25 +91,13 @@ def _draw(
         "Communication is what compute does not hide, without the waiting for others, which is shown separately. A "
         "black line ends an epoch.",
         "A server's lane shows from when it takes a request up to its last reply to it." if "serving" in shown else "",
-        _notes_on_real_runs(lanes) if timeline.execution != "virtual" else "",
+        _NOTES_ON_REAL_RUNS if timeline.execution != "virtual" else "",
         f"{left_out} more lanes are in the trace file." if left_out else "",
     )
 
 
-def _notes_on_real_runs(lanes: list[tuple[Lane, list[Bar]]]) -> str:
-    """Caption: gaps, missing waiting times, and the lanes of Horovod's own timeline."""
-    workers = [bar.group for lane, bars in lanes for bar in bars if lane.name.startswith("worker")]
-    notes = ["Gaps are pauses of the training time."] if workers else []
-    if workers and "waiting" not in workers:
-        notes.append("Where communication lies in backward, or hosts differ, waiting is not told apart.")
-    if any(lane.name.startswith("Horovod") for lane, _ in lanes):
-        notes.append("Horovod's lanes are rank 0's: waiting is negotiation, until every rank has the tensor.")
-    return " ".join(notes)
-
-
-def _bars_of(lane: Lane, window: tuple[float, float] | None) -> Iterator[Bar]:
+def _bars_of(lane: Lane, low: float, high: float) -> Iterator[Bar]:
     """Merge adjacent laps of one group into one bar, but start a new bar at each forward pass."""
-    low, high = window or (float("-inf"), float("inf"))
     last: Bar | None = None
     for lap in lane.laps:
         begin, end = max(lap.begin_s, low), min(lap.end_s, high)

@@ -66,7 +66,7 @@ class Tuning(Figure):
             panel.title(f"chosen {key}")
             values = pd.to_numeric(best["tuned"].map(lambda tuned, key=key: tuned.get(key)))
             panel.curve(best.assign(**{key: values}), key, look)
-            panel.workers_axis(sorted(int(count) for count in best["workers"].unique()))
+            panel.workers_axis(best["workers"])
             panel.seconds_axis("y", key)
 
         canvas.legend_of_series(look)

@@ -11,9 +11,8 @@ from matplotlib.colors import ListedColormap, LogNorm
 from matplotlib.patches import Patch
 from matplotlib.ticker import LogLocator
 
-from scalebench.figures.drawing.canvas import Canvas
 from scalebench.figures.drawing.panel import Panel
-from scalebench.figures.plotting import write_picture
+from scalebench.figures.plotting import picture
 
 if TYPE_CHECKING:  # pricing imports torch
     from scalebench.pricing.what_if import Plane
@@ -37,16 +36,13 @@ def draw_what_if(path: Path, plane: Plane, what: str) -> None:
     Raises:
         ResultsError: the file cannot be written, or its ending is not that of a figure.
     """
-    write_picture("what-if", lambda canvas: _fill(canvas, plane, what), path)
-
-
-def _fill(canvas: Canvas, plane: Plane, what: str) -> None:
-    [[panel]] = canvas.grids((1, 1, 3.6))
     used = [place for place in range(len(plane.components)) if (plane.bound == place).any()]
-    (_draw_line if len(plane.axes) == 1 else _draw_map)(panel, plane, used)
-    shown = [(COLORS[plane.components[place]], f"bound by {plane.components[place]}") for place in used]
-    canvas.legend([(Patch(color=color, alpha=0.6), name) for color, name in shown])
-    canvas.say(f"Modelled: {what}.")
+    with picture(path, "what-if") as canvas:
+        [[panel]] = canvas.grids((1, 1, 3.6))
+        (_draw_line if len(plane.axes) == 1 else _draw_map)(panel, plane, used)
+        names = [plane.components[place] for place in used]
+        canvas.legend([(Patch(color=COLORS[name], alpha=0.6), f"bound by {name}") for name in names])
+        canvas.say(f"Modelled: {what}.")
 
 
 def _draw_line(panel: Panel, plane: Plane, used: Sequence[int]) -> None:

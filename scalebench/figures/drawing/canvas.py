@@ -21,7 +21,7 @@ from matplotlib.textpath import TextPath
 from scalebench.analysis import Results
 from scalebench.analysis.grouping import EXECUTIONS
 from scalebench.figures.drawing import caption
-from scalebench.figures.drawing.panel import Panel, lettered
+from scalebench.figures.drawing.panel import Panel, lettered, share_y
 from scalebench.figures.drawing.styles import EXECUTION_WORDS, NEUTRAL, Look, cross, grouped, looks, name_series
 from scalebench.figures.selection import EVERYTHING, Selection
 from scalebench.figures.style import REPORT, Style
@@ -103,6 +103,20 @@ class Canvas:
             self.panels += [Panel(ax, self.style.width_in / count, self.style) for ax in axes.flat]
         return self.panels
 
+    def rows_of_groups(
+        self, groups: Sequence[Sequence[str]], names: Sequence[str], columns: int = 0, height: float = 2.75
+    ) -> list[tuple[Panel, Sequence[str], str]]:
+        """Lay out the panels `names` for each group of series; return each panel with its group and name."""
+        across = columns or self.fits(len(names))
+        (panels,) = self.grids((len(groups) * len(names), across, height if len(groups) == 1 else 2.1))
+        places = itertools.product(groups, names)
+        return [(panel, group, name) for panel, (group, name) in zip(panels, places, strict=True)]
+
+    def share_y_in_columns(self, columns: int) -> None:
+        """Give the panels of each column, one for each group of series, the same y range."""
+        for place in range(columns):
+            share_y(self.panels[place::columns])
+
     def legend(self, entries: Sequence[tuple[Artist, str]]) -> None:
         """Add one row of entries to the legend."""
         if entries:
@@ -135,11 +149,13 @@ class Canvas:
 
     def describe(self, results: Results, drawn: pd.DataFrame, *sentences: str, bars: bool = True) -> None:
         """Append to the caption: study, executions, machines and oversubscription of `drawn`, and `sentences`."""
+        context = any(panel.has_context for panel in self.panels)
         self.say(
             caption.describe_study(results, drawn),
             caption.describe_executions(results, drawn, bars=bars),
             caption.describe_machines(results, drawn),
             *sentences,
+            "Pale grey: the series of the other panels." if context else "",
             caption.describe_oversubscription(drawn),
         )
 

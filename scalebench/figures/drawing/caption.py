@@ -174,6 +174,11 @@ def describe_oversubscription(drawn: pd.DataFrame) -> str:
     return f"Crosses: {crowding(marked)}, never a baseline." if len(marked) else ""
 
 
+def over_seeds(table: pd.DataFrame) -> pd.Series[str]:
+    """Return the name of the interval of each cell's metric, empty without one."""
+    return table["metric_low"].notna().map({True: CONFIDENCE, False: ""})
+
+
 def with_interval(names: pd.Series[str]) -> str:
     """Return the meaning of the metric's error bars, empty without any; `names` has the interval of each point."""
     return f", with its {CONFIDENCE} over seeds" if (names != "").any() else ""

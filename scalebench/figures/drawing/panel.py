@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -14,9 +14,10 @@ from matplotlib.collections import LineCollection
 from matplotlib.patches import Rectangle
 from matplotlib.ticker import FixedLocator, FuncFormatter, LogLocator, NullLocator
 
+from scalebench.analysis.intervals import METRIC_RANGE
 from scalebench.figures.drawing.styles import Look, cross
 from scalebench.figures.style import REPORT, Style
-from scalebench.formatting import digits
+from scalebench.formatting import digits, metric_word
 from scalebench.study.spec import SIMULATED
 
 _LABEL_PER_POINT_IN = 0.03  # width of a tick label
@@ -52,6 +53,7 @@ class Panel:
         self._tables: list[pd.DataFrame] = []
         self._rows: list[dict[str, object]] = []
         self._ends: list[float] = []
+        self.has_context = False
         self._top = math.inf
         self._fitted = False
 
@@ -62,10 +64,6 @@ class Panel:
         shown = letter + text if self.style.titles else letter.strip()
         fits = int(self.width_in * _TITLE_CHARACTERS_PER_INCH / rcParams["axes.titlesize"])
         self.ax.set_title(shown if len(shown) <= fits else f"{shown[: fits - 3]}...")
-
-    def limit(self, top: float) -> None:
-        """Let the y axis end at `top`, beyond which no value exists."""
-        self._top = top
 
     def curve(
         self,
@@ -116,7 +114,17 @@ class Panel:
         for _, group in frame[frame[quantity].notna()].groupby(["execution", "series"], sort=False):
             group = group.sort_values(x)
             width = 0.7 * rcParams["lines.linewidth"]
+            self.has_context = True
             self.ax.plot(group[x], scale * group[quantity], color=_CONTEXT, linewidth=width, zorder=1)
+
+    def reductions(
+        self, own: pd.DataFrame, others: pd.DataFrame, looks: Mapping[str, Look], baseline: str, workers: Iterable[int]
+    ) -> None:
+        """Draw reductions against `baseline` in per cent, over those of `others` in grey."""
+        self.context(others, "reduction", scale=100)
+        self.curve(own, "reduction", looks, low="reduction_low", high="reduction_high", scale=100)
+        self.level(0.0, "no reduction", workers)
+        self.ax.set_ylabel(f"time saved (% of {baseline})")
 
     def intervals(self, bars: Sequence[Bar], colors: Sequence[str]) -> None:
         """Draw error bars as one artist, many times faster than `errorbar`; they do not set the limits."""
@@ -190,17 +198,28 @@ class Panel:
             self.ax.add_patch(bar)
             ends[up] += segment.value
 
-    def workers_axis(self, counts: Sequence[int]) -> None:
+    def level(self, y: float, name: str, counts: Iterable[float]) -> None:
+        """Draw a dotted horizontal line over the worker counts."""
+        ends = [min(counts), max(counts)]
+        self.reference(ends, [y, y], name)
+
+    def metric_axis(self, metric: str) -> None:
+        """Label the y axis, which ends beyond the range of the metric."""
+        self.ax.set_ylabel(metric_label(metric))
+        self._top = METRIC_RANGE.get(metric, (-math.inf, math.inf))[1]
+
+    def workers_axis(self, workers: Iterable[int]) -> None:
         """Set a log2 x axis with ticks at the measured counts, without labels that would touch."""
+        counts = sorted({int(count) for count in workers})
         self.ax.set_xscale("log", base=2)
         self.ax.set_xlim(min(counts) * 2**-0.45, max(counts) * 2**0.45)
         octave_in = 0.72 * self.width_in / (math.log2(max(counts) / min(counts)) + 0.9)
         room = _LABEL_PER_POINT_IN * rcParams["xtick.labelsize"] / octave_in
         labelled: list[int] = []
-        for count in sorted(counts, reverse=True):  # the largest count is always labelled
+        for count in reversed(counts):  # the largest count is always labelled
             if not labelled or math.log2(labelled[-1] / count) >= room:
                 labelled.append(count)
-        self.ax.xaxis.set_major_locator(FixedLocator(sorted(counts)))
+        self.ax.xaxis.set_major_locator(FixedLocator(counts))
         self.ax.xaxis.set_major_formatter(FuncFormatter(lambda x, _: f"{x:.0f}" if round(x) in labelled else ""))
         self.ax.xaxis.set_minor_locator(NullLocator())
         self.ax.set_xlabel("workers")
@@ -253,6 +272,11 @@ _BESIDE = {
     "train_s": ("median_s", "median_low_s", "median_high_s", "spread"),
     "reduction": ("median_ratio", "median_ratio_low", "median_ratio_high", "paired"),
 }
+
+
+def metric_label(metric: str) -> str:
+    """Return the name of a metric on held-out data, such as `test accuracy`."""
+    return f"test {metric_word(metric)}"
 
 
 def lettered(place: int) -> str:

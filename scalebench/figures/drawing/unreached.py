@@ -10,6 +10,7 @@ from matplotlib.lines import Line2D
 
 from scalebench.figures.drawing.panel import Panel
 from scalebench.figures.drawing.styles import NEUTRAL, Look
+from scalebench.formatting import metric_word
 
 _UNREACHED, _TORN = "^", "*"  # markers: at most half of the runs reached the target, or some did not
 
@@ -18,22 +19,33 @@ def mark_unreached(
     panel: Panel, own: pd.DataFrame, quantity: str, look: dict[str, Look], *, above: float, x: str = "workers"
 ) -> None:
     """Draw a triangle at the height `above` for points without a value, and a star over those of some runs."""
-    never = own[own["n_reached"] <= own["n_aimed"] / 2].assign(place_of_unreached=above)
-    looks = {name: replace(one, marker=_UNREACHED) for name, one in look.items()}
-    panel.curve(never, "place_of_unreached", looks, x=x, connect=False, shift=x == "workers")
-    looks = {name: replace(one, marker=_TORN) for name, one in look.items()}
-    panel.curve(own[torn(own)], quantity, looks, x=x, connect=False, shift=x == "workers")
+    parts = ((_UNREACHED, own[never(own)].assign(place_of_unreached=above), "place_of_unreached"),
+             (_TORN, own[torn(own)], quantity))  # fmt: skip
+    for marker, marked, height in parts:
+        looks = {name: replace(one, marker=marker) for name, one in look.items()}
+        panel.curve(marked, height, looks, x=x, connect=False, shift=x == "workers")
+
+
+def never(table: pd.DataFrame) -> pd.Series[bool]:
+    """Mark cells of which at most half of the runs reached the target."""
+    return table["n_reached"] <= table["n_aimed"] / 2
 
 
 def torn(table: pd.DataFrame) -> pd.Series[bool]:
     """Mark cells of which more than half of the runs reached the target, but not all."""
-    return (table["n_reached"] < table["n_aimed"]) & (table["n_reached"] > table["n_aimed"] / 2)
+    return (table["n_reached"] < table["n_aimed"]) & ~never(table)
 
 
-def legend_of_unreached(never: bool, some: bool, epochs: int) -> list[tuple[Artist, str]]:
-    """Return the entries of triangles, drawn where `never`, and of stars, drawn where `some`."""
-    marks = [(_UNREACHED, f"not within {epochs} epochs")] * never + [(_TORN, "in some runs only")] * some
+def legend_of_unreached(table: pd.DataFrame, epochs: int) -> list[tuple[Artist, str]]:
+    """Return the entries of triangles and stars, as far as there are any."""
+    marks = [(_UNREACHED, f"not within {epochs} epochs")] * bool(never(table).any())
+    marks += [(_TORN, "in some runs only")] * bool(torn(table).any())
     return [
         (Line2D([], [], color=NEUTRAL, marker=marker, linestyle="", markerfacecolor="white"), words)
         for marker, words in marks
     ]
+
+
+def target_in_words(table: pd.DataFrame) -> str:
+    """Return the target of a study: `accuracy 0.9`."""
+    return f"{metric_word(str(table['metric_name'].iloc[0]) or 'metric')} {table['target_metric'].iloc[0]:g}"
