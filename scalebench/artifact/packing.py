@@ -24,7 +24,7 @@ from scalebench.analysis import load
 from scalebench.artifact import rendering
 from scalebench.artifact.anonymising import ship_records
 from scalebench.artifact.description import Description, PaperFile, describe, light_requirements
-from scalebench.artifact.verification import SUMS, TIMES, changed_files, sha256
+from scalebench.artifact.verification import NOT_TIMED, SUMS, TIMES, changed_files, sha256
 from scalebench.errors import ResultsError, writing
 from scalebench.figures import plot_folder
 from scalebench.records.folder import DURATIONS, durations_in, timed
@@ -171,11 +171,10 @@ def _remarks(d: Description) -> Iterator[str]:
         yield f"the runs were made by {len(d.commits)} commits of scalebench; the wheel holds the present one"
     if not d.shipment.study:
         yield "the records hold no study.yaml: figures can be drawn again, but the study cannot be run again"
-    if d.minutes.setup is None:
+    if d.minutes.setup == NOT_TIMED:
         yield "set-up was not timed: run reproduce.sh --rerun in the folder once, and pack again; its times.csv is read"
     for place in d.shipment.missing:
-        changed = "has changed since the study began and is not packed: put the file that ran back, and pack again"
-        yield f"{place} {changed if place in d.shipment.changed else 'was not found and is missing in the artifact'}"
+        yield f"{place} was not found, or has changed since the study began, and is missing: put back the file that ran"
     if d.shipment.needs_data:
         yield "the data files are not packed: say in the paper where they can be had"
     yield from d.notes

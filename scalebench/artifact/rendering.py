@@ -9,6 +9,8 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable
+from fnmatch import fnmatchcase
+from mimetypes import MimeTypes
 from pathlib import Path
 from typing import Any
 
@@ -21,34 +23,28 @@ from scalebench.figures.caption_files import escape_latex
 CRATE = "ro-crate-metadata.json"
 _TEMPLATES = Path(__file__).with_name("templates")
 _SPDX = "https://spdx.org/licenses/"
-_FORMATS = {
-    ".csv": "text/csv",
-    ".json": "application/json",
-    ".md": "text/markdown",
-    ".npz": "application/octet-stream",
-    ".pdf": "application/pdf",
-    ".png": "image/png",
-    ".py": "text/x-python",
-    ".sh": "application/x-sh",
-    ".svg": "image/svg+xml",
-    ".tex": "application/x-tex",
-    ".txt": "text/plain",
-    ".whl": "application/zip",
-    ".yaml": "application/yaml",
-    ".yml": "application/yaml",
-}
-_DESCRIPTIONS = {
+_FORMATS = MimeTypes()  # of Python, whatever the machine has
+_FORMATS.add_type("application/yaml", ".yaml")
+_FORMATS.add_type("application/yaml", ".yml")
+_FORMATS.add_type("application/zip", ".whl")
+_FORMATS.add_type("text/markdown", ".md")
+_DESCRIPTIONS = {  # of files, by the first pattern that fits
     "README.md": "Artifact description",
     "artifact-description.tex": "Artifact description in LaTeX",
     "reproduce.sh": "Script that verifies, installs, draws the figures again and, if asked, runs the study again",
     "constraints.txt": "Version of every package that was installed when the study ran",
     "requirements-analysis.txt": "Packages that reading the records and drawing the figures needs",
-    "runs.csv": "One row per run and attempt",
-    "epochs.csv": "One row per run, attempt and epoch",
-    "study.yaml": "The study, resolved: every key with the value that was used",
-    "calibration.json": "Measured step times and engine costs that virtual runs were charged by",
-    "planned.json": "The runs that the study consists of",
-    "durations.json": "How long the commands on the study took, in seconds",
+    "results/*/runs.csv": "One row per run and attempt",
+    "results/*/epochs.csv": "One row per run, attempt and epoch",
+    "results/*/study.yaml": "The study, resolved: every key with the value that was used",
+    "results/*/calibration.json": "Measured step times and engine costs that virtual runs were charged by",
+    "results/*/planned.json": "The runs that the study consists of",
+    "results/*/durations.json": "How long the commands on the study took, in seconds",
+    "results/*/provenance/*": "Where and with what the study ran",
+    "plots/*.csv": "Data that a figure shows",
+    "plots/*": "Figure",
+    "software/*": "scalebench, to be installed with pip",
+    "*": "Input that the study names",
 }
 _SAFE_LINK = re.compile(r"https?://[A-Za-z0-9./_~:-]+")
 _MARKDOWN = re.compile(r"([\\`*_{}\[\]<>()#+!|~$&])")
@@ -208,22 +204,12 @@ def _file(folder: Path, file: Path) -> dict[str, Any]:
         name,
         ["File", "SoftwareSourceCode"] if is_script else "File",
         name=file.name,
-        description=_DESCRIPTIONS.get(file.name) or _describe(name, file),
-        encodingFormat=_FORMATS.get(file.suffix, "application/octet-stream"),
+        description=next(words for pattern, words in _DESCRIPTIONS.items() if fnmatchcase(name, pattern)),
+        encodingFormat=_FORMATS.guess_type(file.name)[0] or "application/octet-stream",
         contentSize=str(file.stat().st_size),
         sha256=sha256(file),
         **({"programmingLanguage": _link("#bash")} if is_script else {}),
     )
-
-
-def _describe(name: str, file: Path) -> str:
-    if name.startswith("plots/"):
-        return f"Data that the figure {file.stem} shows" if file.suffix == ".csv" else f"Figure {file.stem}"
-    if "/provenance/" in name:
-        return "Where and with what the study ran"
-    if name.startswith("software/"):
-        return "scalebench, to be installed with pip"
-    return "Input that the study names"
 
 
 def _author(number: int, author: Author) -> list[dict[str, Any]]:

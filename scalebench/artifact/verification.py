@@ -5,20 +5,18 @@ from __future__ import annotations
 import csv
 import hashlib
 import math
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from collections.abc import Iterable
 from itertools import zip_longest
 from pathlib import Path
+from typing import NamedTuple
 
 from scalebench.analysis import Results
 from scalebench.artifact.anonymising import Shipment
 from scalebench.errors import ResultsError
 from scalebench.figures import plot_folder
-from scalebench.install.horovod import build_seconds
 from scalebench.records.folder import durations_in
 from scalebench.records.progress import group_of, progress_of
 from scalebench.records.table import to_text
-from scalebench.strategies.registry import is_deterministic
 from scalebench.study.spec import SIMULATED
 
 SUMS = "SHA256SUMS"
@@ -30,18 +28,14 @@ _EQUAL = (
     "give the same times and metrics, to the last bit on the same processor and build of PyTorch, and up to rounding "
     "on another."
 )
-_SUBJECTS = {
-    "native": "Native times depend on the machine",
-    "paced": "Paced times hold the stated compute and the communication of the machine",
-}
 _OTHER_MACHINES = (
-    "on the one described below they are expected within the intervals shown, on another the order of the strategies "
-    "and the direction of the differences are what can be compared."
+    "times depend on the machine: on the one described below they are expected within the intervals shown, on another "
+    "the order of the strategies and the direction of the differences are what can be compared. Metrics vary with the "
+    "order of sums, those of asynchronous strategies with the order in which workers arrive, which no seed fixes."
 )
 
 
-@dataclass(frozen=True)
-class Verdict:
+class Verdict(NamedTuple):
     """The comparison of one figure's data: the number of compared cells and the first difference (empty: equal)."""
 
     figure: str
@@ -103,67 +97,44 @@ def _equal(before: str, now: str) -> bool:
         return False
 
 
-def expected_again(strategies: Mapping[str, Iterable[str]], shipment: Shipment) -> tuple[str, ...]:
-    """Return what a rerun is expected to give: one text for each execution, of which `strategies` has the names."""
-    return tuple(
-        _again(execution, dict.fromkeys(names), shipment)
-        for execution, names in strategies.items()
-        if execution in (*SIMULATED, *_SUBJECTS)
-    )
+def expected_again(executions: Iterable[str], shipment: Shipment) -> tuple[str, ...]:
+    """Return what a rerun is expected to give: one text for each execution."""
+    return tuple(_again(execution, shipment) for execution in executions)
 
 
-def _again(execution: str, names: Iterable[str], shipment: Shipment) -> str:
-    known = {name: is_deterministic(name) for name in names}
-    racing, others = ", ".join(name for name in known if not known[name]), any(known.values())
-    if execution in SIMULATED and shipment.has_calibration:
+def _again(execution: str, shipment: Shipment) -> str:
+    if execution not in SIMULATED:
+        return f"{execution.capitalize()} {_OTHER_MACHINES}"
+    if shipment.has_calibration:
         return f"{execution.capitalize()} runs that are run again with the calibration in the artifact {_EQUAL}"
-    if execution in SIMULATED and shipment.is_stated:
+    if shipment.is_stated:
         return (
             "Step times and network of the virtual runs are stated, by the study and its cluster, and nothing of them "
             f"is measured: run again, on whatever machine, they {_EQUAL}"
         )
-    if execution in SIMULATED:
-        again = (
-            "The calibration of the virtual runs is not among the records: run again, they have the times of the "
-            "machine that runs them."
-        )
-        arrival, rest = "and thus with these times", "are those of the records"
-    else:
-        again = f"{_SUBJECTS[execution]}: {_OTHER_MACHINES}"
-        arrival, rest = "which no seed fixes", "vary with the order of sums only"
-    if racing:
-        again += f" Metrics of {racing} vary with the order in which workers arrive, {arrival}."
-    if others:
-        again += f" {'Other metrics' if racing else 'Metrics'} {rest}."
-    return again
+    return (
+        "The calibration of the virtual runs is not among the records: run again, they have the times of the machine "
+        "that runs them. Metrics of asynchronous strategies vary with these times, others are those of the records."
+    )
 
 
-@dataclass(frozen=True)
-class Minutes:
-    """Expected minutes of reproduce.sh and its reruns, rounded up; None: not timed."""
+class Minutes(NamedTuple):
+    """Expected minutes of reproduce.sh and its reruns, rounded up; texts are numbers, or `not timed`."""
 
-    setup: int | None
-    setup_rerun: int | None  # with what --rerun installs in addition
-    horovod: int | None  # of building it, a part of `setup_rerun`; None also if not needed
+    setup: str
+    setup_rerun: str  # with what --rerun installs in addition
     execution: int  # of the commands that ran the study
     virtual: int  # of virtual runs; 0: the study has none
     native: int  # of other runs
-    analysis: int | None
-
-    def text(self, part: str) -> str:
-        """Return the minutes of `setup`, `setup_rerun` or `analysis`, or `not timed`."""
-        minutes = getattr(self, part)
-        if minutes is None and part == "setup_rerun" and self.horovod is not None:
-            return f"{NOT_TIMED}, but for building Horovod: {self.horovod}"
-        return NOT_TIMED if minutes is None else str(minutes)
+    analysis: str
 
 
 def expected_minutes(results: Results, earlier: Path | None = None) -> Minutes:
     """Return the minutes for the study `results`, from its records and from times.csv in an `earlier` artifact of it.
 
-    `run`, `plot` and packing time themselves (durations.json), reproduce.sh writes times.csv, and the build time of
-    Horovod is kept beside its wheel. A run takes the mean wall time from the start of one run to the start of the next
-    of its execution and engine; with too few runs, its training and evaluation time.
+    `run`, `plot` and packing time themselves (durations.json), reproduce.sh writes times.csv. A run takes the mean wall
+    time from the start of one run to the start of the next of its execution and engine; with too few runs, its training
+    and evaluation time.
     """
     seconds = {"virtual": 0.0, "native": 0.0}
     pace = progress_of(results.folder).seconds_per_run
@@ -173,12 +144,10 @@ def expected_minutes(results: Results, earlier: Path | None = None) -> Minutes:
         seconds["virtual" if execution in SIMULATED else "native"] += trained if known is None else known * len(runs)
     took = durations_in(results.folder)
     steps = _step_seconds(earlier / TIMES) if earlier is not None else {}
-    install, more = steps.get("install"), steps.get("install to run")
     virtual, native = math.ceil(seconds["virtual"] / 60), math.ceil(seconds["native"] / 60)
     return Minutes(
-        setup=_minutes(install),
-        setup_rerun=None if install is None or more is None else _minutes(install + more),
-        horovod=_minutes(build_seconds()) if (results.runs["engine"] == "horovod").any() else None,
+        setup=_minutes(steps.get("install")),
+        setup_rerun=_minutes(steps["install"] + steps["install to run"]) if "install to run" in steps else NOT_TIMED,
         execution=max(math.ceil(took.get("run", 0.0) / 60), virtual + native),
         virtual=virtual,
         native=native,
@@ -195,5 +164,5 @@ def _step_seconds(path: Path) -> dict[str, float]:
         return {}
 
 
-def _minutes(seconds: float | None) -> int | None:
-    return None if seconds is None else math.ceil(seconds / 60)
+def _minutes(seconds: float | None) -> str:
+    return NOT_TIMED if seconds is None else str(math.ceil(seconds / 60))

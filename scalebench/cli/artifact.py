@@ -48,8 +48,8 @@ def artifact(results: Path | None, paper: Path | None, output: Path, verify: Pat
     click.echo(f"{made.folder}/")
     click.echo(made.archive)
     click.echo(
-        f"minutes that a reviewer needs: set-up {minutes.text('setup')}, to check the figures "
-        f"{minutes.text('analysis')}; to run the study again: set-up {minutes.text('setup_rerun')}, "
+        f"minutes that a reviewer needs: set-up {minutes.setup}, to check the figures "
+        f"{minutes.analysis}; to run the study again: set-up {minutes.setup_rerun}, "
         f"execution {minutes.execution}"
     )
     return 0

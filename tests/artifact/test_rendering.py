@@ -259,7 +259,7 @@ def test_script_writes_step_times(description, tmp_path):
     ids=["calibrated", "stated", "lost"],
 )  # fmt: skip
 def test_virtual_rerun_is_judged_by_its_calibration(description, shipment, said, asked):
-    again = expected_again({"virtual": ["allreduce"], "native": ["allreduce"]}, shipment)
+    again = expected_again(["virtual", "native"], shipment)
     told = replace(description, shipment=shipment, executions=("virtual", "native"), again=again)
     for text in (markdown(told), latex(told)):
         assert said in " ".join(text.replace("\\_", "_").split())

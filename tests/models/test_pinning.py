@@ -156,7 +156,7 @@ def test_artifact_ships_the_files_that_ran_without_credentials(scalebench, tmp_p
     change("model_sha256")
     made = write_artifact(Path("results/mine"), tmp_path / "again", PaperFile())
     assert sorted(path.name for path in (made.folder / "inputs").iterdir()) == ["ours.yaml", "start.npz"]
-    assert any("inputs/net.py has changed since the study began and is not packed" in one for one in made.remarks)
+    assert any("inputs/net.py was not found, or has changed since the study began" in one for one in made.remarks)
     change("cluster_sha256")
     made = write_artifact(Path("results/mine"), tmp_path / "third", PaperFile())
-    assert any("inputs/ours.yaml has changed since the study began and is not packed" in one for one in made.remarks)
+    assert any("inputs/ours.yaml was not found, or has changed since the study began" in one for one in made.remarks)
