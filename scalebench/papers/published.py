@@ -4,32 +4,41 @@ from __future__ import annotations
 
 import csv
 import math
-from dataclasses import dataclass
 from pathlib import Path
+from typing import Annotated, Any
+
+from pydantic import ConfigDict, Field, ValidationError, field_validator
 
 from scalebench.errors import ResultsError
+from scalebench.study.validation import StrictModel, explain
 
-COLUMNS = ("quantity", "strategy", "workers", "value", "unit", "figure", "study", "source", "digitised", "note")
 NEVER = "never"
+_Text = Annotated[str, Field(min_length=1)]
 
 
-@dataclass(frozen=True)
-class Published:
-    """One number of a paper: `quantity` of `strategy` at `workers`, and the study that obtains ours.
+class Published(StrictModel):
+    """One number of a paper: `quantity` of `strategy` at `workers`, and the study that obtains ours."""
 
-    `value` is infinite for an accuracy that was never reached. `digitised`: read off a drawn curve.
-    """
+    model_config = ConfigDict(allow_inf_nan=True)
 
-    quantity: str
+    quantity: _Text
     strategy: str
     workers: int | None
-    value: float
-    unit: str
-    figure: str
+    value: float = Field(description="infinite for an accuracy that was never reached")
+    unit: _Text
+    figure: _Text
     study: str
-    source: str
-    digitised: bool
+    source: _Text = Field(description="where it was read")
+    digitised: bool = Field(description="read off a drawn curve")
     note: str
+
+    @field_validator("workers", "value", mode="before")
+    @classmethod
+    def _never_or_none(cls, value: Any) -> Any:
+        return {"": None, NEVER: math.inf}.get(value, value)
+
+
+COLUMNS = tuple(Published.model_fields)
 
 
 def read_published(path: Path) -> list[Published]:
@@ -39,27 +48,13 @@ def read_published(path: Path) -> list[Published]:
         ResultsError: unreadable, other columns, a value that is no number, or a row without a source.
     """
     try:
-        with path.open(newline="", encoding="utf-8") as file:
-            rows = csv.DictReader(file)
-            if tuple(rows.fieldnames or ()) != COLUMNS:
-                raise ResultsError(f"{path}: expected the columns {', '.join(COLUMNS)}")
-            return [_row(row, f"{path}, line {number}") for number, row in enumerate(rows, start=2)]
+        rows = list(csv.DictReader(path.read_text(encoding="utf-8").splitlines()))
     except (OSError, UnicodeDecodeError) as error:
         raise ResultsError(f"cannot read {path}: {getattr(error, 'strerror', None) or 'not text in UTF-8'}") from None
-
-
-def _row(row: dict[str, str], where: str) -> Published:
-    for column in ("quantity", "value", "unit", "figure", "source"):
-        if not (row[column] or "").strip():
-            raise ResultsError(
-                f"{where}: {column} is missing; a published number says what it is and where it was read"
-            )
-    if row["digitised"] not in ("yes", "no"):
-        raise ResultsError(f"{where}: digitised is {row['digitised']!r}; expected yes or no")
-    try:
-        value = math.inf if row["value"] == NEVER else float(row["value"])
-        workers = int(row["workers"]) if row["workers"] else None
-    except ValueError:
-        raise ResultsError(f"{where}: expected numbers in workers and value, or {NEVER}") from None
-    texts = {name: row[name] for name in ("quantity", "strategy", "unit", "figure", "study", "source", "note")}
-    return Published(workers=workers, value=value, digitised=row["digitised"] == "yes", **texts)
+    found = []
+    for number, row in enumerate(rows, start=2):
+        try:
+            found.append(Published.model_validate(row))
+        except ValidationError as error:
+            raise ResultsError(explain(error, Published, f"{path}, line {number}")) from None
+    return found

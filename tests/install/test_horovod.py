@@ -207,14 +207,3 @@ def test_two_installs_at_once_build_one_after_the_other(tmp_path: Path) -> None:
     assert re.fullmatch(rf"second waiting for process {first.pid} on .*; if it has ended, delete .*lock", events.pop(1))
     assert events == ["first builds", *["first first.whl"] * 2, *["second first.whl"] * 2]
     assert not list(tmp_path.rglob("lock"))
-
-
-def test_build_seconds_are_recorded_by_toolchain(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(horovod, "find_toolchain", lambda: HERE)
-    assert horovod.build_seconds(tmp_path) is None
-    folder = tmp_path / f"horovod-{horovod.VERSION}" / HERE.key
-    folder.mkdir(parents=True)
-    horovod.keep_build_seconds(folder, 171.26)
-    assert horovod.build_seconds(tmp_path) == 171.3
-    (folder / "build.json").write_text("{}")
-    assert horovod.build_seconds(tmp_path) is None

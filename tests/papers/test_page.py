@@ -145,7 +145,8 @@ def test_quantities_that_compare_two_strategies(results):
 
 def test_a_number_at_one_place_is_drawn_and_several_along_their_arguments(tmp_path):
     def pair(quantity, strategy, workers, value):
-        published = Published(quantity, strategy, workers, value, "epochs", "1", "fig1", "abstract", False, "")
+        row = (quantity, strategy, workers, value, "epochs", "1", "fig1", "abstract", False, "")
+        published = Published.model_validate(dict(zip(COLUMNS, row, strict=True)))
         return Pair(published, Obtained(value + 1, value, value + 2, "fitted", 3))
 
     def words(*pairs):
@@ -176,7 +177,7 @@ def test_scales_and_figures_choose_studies(paper):
 def test_a_number_without_a_source_is_refused(tmp_path):
     path = tmp_path / "published.csv"
     path.write_text(f"{','.join(COLUMNS)}\nfinal_metric,serial,1,0.9,accuracy,Figure 1,fig1,,no,\n")
-    with pytest.raises(ResultsError, match=r"published\.csv, line 2: source is missing"):
+    with pytest.raises(ResultsError, match=r"published\.csv, line 2: key 'source'"):
         read_published(path)
 
 
