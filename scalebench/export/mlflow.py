@@ -16,7 +16,6 @@ from __future__ import annotations
 import hashlib
 import shutil
 from collections.abc import Hashable
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +23,7 @@ import pandas as pd
 import yaml
 
 from scalebench.analysis import Results
-from scalebench.errors import ResultsError, writing
+from scalebench.errors import writing
 from scalebench.records.schema import EpochRow, RunRow, kinds
 
 _STATUS = {"completed": 3, "failed": 4, "diverged": 4, "timeout": 4, "interrupted": 5}  # FINISHED, FAILED, KILLED
@@ -32,18 +31,9 @@ _KEYS = ("run_id", "attempt", "epoch")
 _LONGEST = 6000  # of a parameter; a tag may have 8000 characters
 # Measured columns; all other columns but _TAGS are parameters.
 _MEASURED = (
-    *(
-        "paced_overrun",
-        "optimizer_steps",
-        "syncs",
-        "collective_calls",
-        "bytes_sent_per_worker",
-        "train_s",
-        "compute_s",
-        "comm_s",
-    ),
-    *("hidden_comm_s", "wait_s", "straggler_factor", "data_s", "other_s", "eval_s", "final_train_loss"),
-    *("final_metric", "final_train_metric", "best_metric", "time_to_target_s", "epochs_to_target"),
+    *("paced_overrun", "optimizer_steps", "syncs", "collective_calls", "bytes_sent_per_worker", "train_s"),
+    *("compute_s", "comm_s", "hidden_comm_s", "wait_s", "straggler_factor", "data_s", "other_s", "eval_s"),
+    *("final_train_loss", "final_metric", "final_train_metric", "best_metric", "time_to_target_s", "epochs_to_target"),
     *("peak_rss_mib", "peak_device_mib", "energy_j", "others_load", "reference_step_s"),
     *("train_s_no_jitter", "cost_core_hours", "cost_gpu_hours"),
 )
@@ -62,13 +52,12 @@ def write_mlflow(results: Results, folder: Path) -> Path:
     Missing values are left out. Metrics are stamped start + training time.
 
     Raises:
-        ResultsError: `folder` cannot be written, or holds an experiment of this name that scalebench did not write.
+        ResultsError: `folder` cannot be written.
     """
     name = str(results.runs["study"].iloc[-1])
     number = str(int(_digest(name)[:15], 16) + 10**17)  # eighteen digits, as MLflow's
     experiment = folder / number
     with writing(experiment, "name another place"):
-        _refuse_a_namesake(folder, name, number)
         if experiment.exists():
             shutil.rmtree(experiment)
         experiment.mkdir(parents=True)
@@ -145,19 +134,6 @@ def _write_epochs(folder: Path, start: int, epochs: pd.DataFrame) -> None:
             _write(folder / (f"epoch/{key}" if key in RunRow.model_fields else key), "".join(lines))
 
 
-def _refuse_a_namesake(folder: Path, name: str, number: str) -> None:
-    for meta in folder.glob("*/meta.yaml"):
-        try:
-            facts = yaml.safe_load(meta.read_text(encoding="utf-8"))
-        except (yaml.YAMLError, UnicodeDecodeError):
-            continue  # not written by scalebench
-        if isinstance(facts, dict) and facts.get("name") == name and meta.parent.name != number:
-            raise ResultsError(
-                f"{folder} has another experiment {name!r} ({meta.parent.name}), and MLflow wants names to differ; "
-                f"name another folder"
-            )
-
-
 def _write(file: Path, text: str) -> None:
     file.parent.mkdir(parents=True, exist_ok=True)
     file.write_text(text, encoding="utf-8")
@@ -174,11 +150,8 @@ def _later(seconds: Any) -> int:
 
 def _milliseconds(started_utc: object) -> int:
     """Return milliseconds since 1970; 0 if unknown."""
-    try:
-        moment = datetime.fromisoformat(str(started_utc))
-    except ValueError:
-        return 0
-    return round(1000 * (moment if moment.tzinfo else moment.replace(tzinfo=UTC)).timestamp())
+    moment = pd.to_datetime(str(started_utc), utc=True, errors="coerce")
+    return 0 if pd.isna(moment) else round(1000 * moment.timestamp())
 
 
 def _digest(text: str) -> str:

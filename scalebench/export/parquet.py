@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from scalebench.errors import UsageError, writing
 from scalebench.export.tables import columns_of, tables
 from scalebench.records.schema import SCHEMA_VERSION
+from scalebench.system.atomic_write import atomic_file
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -37,15 +38,8 @@ def write_parquet(results: Results, folder: Path) -> list[Path]:
     files = []
     for name, table in tables(results).items():
         file = folder / f"{name}.parquet"
-        fresh = file.with_name(file.name + ".new")
-        with writing(file, "name another place"):
-            folder.mkdir(parents=True, exist_ok=True)
-            try:
-                pq.write_table(_arrow(name, table, facts), fresh, compression="zstd")
-                fresh.replace(file)
-            except BaseException:
-                fresh.unlink(missing_ok=True)
-                raise
+        with writing(file, "name another place"), atomic_file(file) as stream:
+            pq.write_table(_arrow(name, table, facts), stream.buffer, compression="zstd")
         files.append(file)
     return files
 

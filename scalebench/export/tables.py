@@ -30,15 +30,10 @@ def tables(results: Results) -> dict[str, pd.DataFrame]:
 
 def columns_of(name: str) -> dict[str, Doc]:
     """Meaning and unit of the columns of `runs` or `epochs`; the other tables are described in docs/export.md."""
-    row_types: dict[str, type[BaseModel]] = {"runs": RunRow, "epochs": EpochRow}
-    row_type = row_types.get(name)
-    if row_type is None:
-        return {}
-    known = {
-        key: next(item for item in field.metadata if isinstance(item, Doc))
-        for key, field in row_type.model_fields.items()
-    }
-    return known | _OWN if name == "runs" else known
+    row_type: type[BaseModel] | None = {"runs": RunRow, "epochs": EpochRow}.get(name)
+    fields = row_type.model_fields if row_type else {}
+    docs = {key: item for key, field in fields.items() for item in field.metadata if isinstance(item, Doc)}
+    return docs | _OWN if name == "runs" else docs
 
 
 def _typed(table: pd.DataFrame) -> pd.DataFrame:

@@ -14,7 +14,7 @@ from scalebench.analysis import Results, cells
 from scalebench.figures.base import FIGURES, Figure
 from scalebench.figures.drawing.bars import counts_by_execution, draw_bars
 from scalebench.figures.drawing.canvas import Canvas
-from scalebench.figures.drawing.panel import Panel, Segment, hatch_of
+from scalebench.figures.drawing.panel import Segment, hatch_of
 from scalebench.figures.drawing.styles import ENGINE_ALONE, ENGINE_ALONE_PATTERN, TASK_PATTERNS, TASKS
 from scalebench.figures.style import Style
 from scalebench.formatting import seconds
@@ -42,9 +42,9 @@ class Breakdown(Figure):
             own = table[table["series"] == name]
             single = own["workers"].nunique() == 1  # serial: one bar, without room for other counts
             shown = counts_by_execution(own) if single else counts
-            places = draw_bars(panel, own, shown, _segments, "share of training time", like=counts)
-            for at, cell in places:
-                _label(panel, at, cell)
+            for at, cell in draw_bars(panel, own, shown, _segments, "share of training time", like=counts):
+                look_of_time = {"rotation": 90, "ha": "center", "va": "bottom", "fontsize": canvas.style.small}
+                panel.ax.text(at, 103, _time_of(cell), **look_of_time).set_in_layout(False)
             panel.ax.set_ylim(0, top)
             panel.ax.set_yticks([0, 50, 100])
             if panel.leftmost:
@@ -101,8 +101,3 @@ def _top(table: pd.DataFrame, style: Style, height: float) -> float:
 
 def _time_of(cell: dict[Hashable, Any]) -> str:
     return seconds(cell["train_s"]) + (" ×" if cell["oversubscribed"] else "")
-
-
-def _label(panel: Panel, at: float, cell: dict[Hashable, Any]) -> None:
-    label = panel.ax.text(at, 103, _time_of(cell), rotation=90, ha="center", va="bottom", fontsize=panel.style.small)
-    label.set_in_layout(False)

@@ -38,19 +38,16 @@ class EpochsToTarget(Figure):
         if table.empty:
             raise EmptyFigureError("no run of the selection has a target and a global batch")
         table = table.assign(n=table["n_reached"], oversubscribed=False)  # a crowded machine takes no further epochs
-        names = {(execution, engine, label): name for execution, engine, label, name in _keys(table)}
-        laws = {
-            (law.execution, names[law.execution, law.engine, law.label]): law
-            for law in critical_batches(results)
-            if (law.execution, law.engine, law.label) in names
-        }
+        names = {key: str(own["series"].iloc[0]) for key, own in table.groupby(["execution", "engine", "label"])}
+        keyed = [((law.execution, law.engine, law.label), law) for law in critical_batches(results)]
+        found = [(names[key], law) for key, law in keyed if key in names]
         series = [name for name in look if name in set(table["series"])]
         epochs = int(results.completed["epochs"].max())
         columns = canvas.fits(min(_COLUMNS, len(series)), narrow=True)
         (panels,) = canvas.grids((len(series), columns, 2.15))
         for panel, name in zip(panels, series, strict=True):
             panel.title(name)
-            own = [law for (_, of), law in laws.items() if of == name]
+            own = [law for of, law in found if of == name]
             _draw(panel, name, table[table["series"] == name], own, look, epochs)
             panel.workers_axis(table["batch_global"])
             panel.ax.set_xlabel("global batch (samples)")
@@ -59,10 +56,8 @@ class EpochsToTarget(Figure):
 
         canvas.legend_of_series(look)
         canvas.legend_of_executions(table, *legend_of_unreached(table, epochs), line=False)
-        fitted = "; ".join(
-            _in_words(name, execution, law)
-            for (execution, name), law in sorted(laws.items(), key=lambda item: (series.index(item[0][1]), item[0][0]))
-        )
+        laws = sorted(found, key=lambda item: (series.index(item[0]), item[1].execution))
+        fitted = "; ".join(_in_words(name, law) for name, law in laws)
         canvas.describe(
             results,
             table,
@@ -77,11 +72,6 @@ class EpochsToTarget(Figure):
             else "No law is fitted: a series needs 3 global batches at which every run reached the target.",
             bars=False,
         )
-
-
-def _keys(table: pd.DataFrame) -> list[tuple[str, str, str, str]]:
-    columns = [table[name].astype(str) for name in ("execution", "engine", "label", "series")]
-    return list(zip(*columns, strict=True))
 
 
 def _draw(
@@ -106,9 +96,9 @@ def _draw(
     panel.ax.set_ylim(0, 1.2 * epochs)
 
 
-def _in_words(name: str, execution: str, fitted: SeriesLaw) -> str:
+def _in_words(name: str, fitted: SeriesLaw) -> str:
     if not fitted.grows:
-        return f"{name} ({execution}) none within 10 times the largest batch"
+        return f"{name} ({fitted.execution}) none within 10 times the largest batch"
     low, high = fitted.law.critical_interval()
     top = "no bound" if high > 1e6 * fitted.most else digits(high)
-    return f"{name} ({execution}) {digits(fitted.law.critical_batch)} ({digits(low)} to {top})"
+    return f"{name} ({fitted.execution}) {digits(fitted.law.critical_batch)} ({digits(low)} to {top})"

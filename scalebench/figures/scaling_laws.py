@@ -6,18 +6,16 @@ import math
 from collections.abc import Hashable
 
 import numpy as np
-import numpy.typing as npt
 import pandas as pd
 from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 
 from scalebench.analysis import Results, cells
-from scalebench.analysis.intervals import Interval
 from scalebench.analysis.laws import Scaling, band_name, curve, no_band, scaling_laws, series_of
 from scalebench.figures.base import FIGURES, EmptyFigureError, Figure
 from scalebench.figures.drawing.canvas import Canvas
 from scalebench.figures.drawing.panel import Panel
-from scalebench.figures.drawing.styles import NEUTRAL, Look, knee
+from scalebench.figures.drawing.styles import NEUTRAL, Look
 from scalebench.figures.drawing.styles import knee as knee_mark
 from scalebench.formatting import percent
 from scalebench.study.spec import SIMULATED
@@ -42,32 +40,31 @@ class ScalingLaws(Figure):
         return refusals[0] if all(refusals) else ""
 
     def draw(self, results: Results, canvas: Canvas) -> None:
-        found = [one for one in scaling_laws(results) if not one.refusal]
         table, look, _ = canvas.series_of(cells(results))
-        fitted = table[_keys(table).isin([_key(one) for one in found])]
-        found = [one for one in found if _key(one) in set(_keys(fitted))]
+        rows = dict(iter(table.groupby(["execution", "engine", "label"])))
+        found = [(one, rows[_key(one)]) for one in scaling_laws(results) if not one.refusal and _key(one) in rows]
         if not found:
             raise EmptyFigureError("no law was fitted to the selected series")
+        fitted = pd.concat([own for _, own in found])
         (panels,) = canvas.grids((len(found), canvas.fits(min(_COLUMNS, len(found)), narrow=True), 2.5))
-        for panel, one in zip(panels, found, strict=True):
-            name = str(fitted.loc[_keys(fitted) == _key(one), "series"].iloc[0])
+        for panel, (one, own) in zip(panels, found, strict=True):
+            name = str(own["series"].iloc[0])
             panel.title(f"{name}, {one.series.execution}" if fitted["execution"].nunique() > 1 else name)
-            _draw_one(panel, one, fitted, look)
+            _draw(panel, one, own, look)
+        laws = [one for one, _ in found]
         canvas.legend_of_series(look)
-        marks = pd.concat([panel.data() for panel in panels])
-        knees = (marks["quantity"] == "knee").any()
-        beyond = any(panel.data()["x"].max() > one.series.counts[-1] for panel, one in zip(panels, found, strict=True))
-        bands = any(not no_band(one.series) for one in found)
-        banded = [(Patch(facecolor=NEUTRAL, alpha=0.18, linewidth=0), "95 % band")] if bands else []
-        canvas.legend_of_executions(
-            fitted,
-            (Line2D([], [], color=NEUTRAL), "law"),
-            *([(Line2D([], [], color=NEUTRAL, linestyle="--"), "beyond the measured")] if beyond else []),
-            *banded,
-            *([(Line2D([], [], **knee()), "knee")] if knees else []),
-        )
-        names = sorted({band_name(one.series) for one in found if not no_band(one.series)})
-        alone = any(one.series.execution in SIMULATED and one.series.error is None for one in found)
+        drawn = [panel.data() for panel in panels]
+        knees = (pd.concat(drawn)["quantity"] == "knee").any()
+        beyond = any(data["x"].max() > one.series.counts[-1] for data, one in zip(drawn, laws, strict=True))
+        names = sorted({band_name(one.series) for one in laws if not no_band(one.series)})
+        marks = {
+            "law": Line2D([], [], color=NEUTRAL),
+            "beyond the measured": Line2D([], [], color=NEUTRAL, linestyle="--") if beyond else None,
+            "95 % band": Patch(facecolor=NEUTRAL, alpha=0.18, linewidth=0) if names else None,
+            "knee": Line2D([], [], **knee_mark()) if knees else None,
+        }
+        canvas.legend_of_executions(fitted, *((mark, name) for name, mark in marks.items() if mark is not None))
+        alone = any(one.series.execution in SIMULATED and one.series.error is None for one in laws)
         unchecked = ", without the virtual-native error" if alone else ""
         canvas.describe(
             results,
@@ -82,32 +79,21 @@ class ScalingLaws(Figure):
         )
 
 
-def _key(one: Scaling) -> str:
-    return f"{one.series.execution}/{one.series.engine}/{one.series.label}"
+def _key(one: Scaling) -> tuple[str, str, str]:
+    return one.series.execution, one.series.engine, one.series.label
 
 
-def _keys(table: pd.DataFrame) -> pd.Series[str]:
-    return table["execution"] + "/" + table["engine"] + "/" + table["label"]
-
-
-def _draw_one(panel: Panel, one: Scaling, table: pd.DataFrame, look: dict[str, Look]) -> None:
-    own = table[_keys(table) == _key(one)]
-    name, series = str(own["series"].iloc[0]), one.series
+def _draw(panel: Panel, one: Scaling, own: pd.DataFrame, look: dict[str, Look]) -> None:
+    """Draw the points of a series, its law with the band, and the knee."""
     assert one.advice is not None
+    series, best, knee = one.series, one.best, one.advice.knee
+    color, sure = look[str(own["series"].iloc[0])].color, not no_band(series)
     last = float(series.counts[-1])
     end = max(last, min(_BEYOND * last, one.advice.limit))
     at = np.unique(np.append(2 ** np.linspace(0, math.log2(end), math.ceil(_PER_OCTAVE * math.log2(end)) + 1), last))
     at = at[(at >= series.counts[0]) & ((at <= 1) | (at >= 2))]
     panel.curve(own, "train_s", look, low="low_s", high="high_s", shift=False, connect=False)
     band = curve(one.candidates, series, at)
-    _draw_curve(panel, one, at, band, look[name].color, sure=not no_band(series))
-    panel.workers_axis([*own["workers"], end])
-    panel.seconds_axis()
-
-
-def _draw_curve(panel: Panel, one: Scaling, at: npt.NDArray[np.float64], band: Interval, color: str, *, sure: bool) -> None:
-    assert one.advice is not None
-    last, best, knee = float(one.series.counts[-1]), one.best, one.advice.knee
     inside, outside = at <= last, at >= last
     panel.ax.plot(at[inside], band.centre[inside], color=color, linewidth=1.3, zorder=2)
     panel.ax.plot(at[outside], band.centre[outside], color=color, linewidth=1.3, linestyle="--", zorder=2)
@@ -120,7 +106,7 @@ def _draw_curve(panel: Panel, one: Scaling, at: npt.NDArray[np.float64], band: I
     if not (knee.reaches_end or knee.is_guessed) and knee.workers <= at[-1]:
         seconds = float(best.fit.seconds(at[:1] * 0 + knee.workers)[0])
         panel.ax.plot([knee.workers], [seconds], **knee_mark(), zorder=5)
-        panel.keep([{"quantity": "knee", "x": knee.workers, "y": seconds}], series=one.series.label)
+        panel.keep([{"quantity": "knee", "x": knee.workers, "y": seconds}], series=series.label)
     falls = band.centre[-1] < band.centre[0]
     low, high = panel.ax.get_ylim()
     room = (high / low) ** (_LINES * panel.style.small / panel.style.height)
@@ -135,9 +121,11 @@ def _draw_curve(panel: Panel, one: Scaling, at: npt.NDArray[np.float64], band: I
         fontsize=panel.style.small,
         color="#444444",
     )
-    identity = {"execution": one.series.execution, "engine": one.series.engine, "series": one.series.label}
+    identity = {"execution": series.execution, "engine": series.engine, "series": series.label}
     rows: list[dict[Hashable, object]] = [
         {"quantity": f"law: {best.fit.law.name}", "x": x, "y": y, **({"low": a, "high": b} if sure else {})}
         for x, y, a, b in zip(at, band.centre, band.low, band.high, strict=True)
     ]
     panel.keep(rows, **identity)
+    panel.workers_axis([*own["workers"], end])
+    panel.seconds_axis()

@@ -143,7 +143,7 @@ def _draw_splits(
             size = 0.6 * rcParams["lines.markersize"]
             panel.ax.plot(at, total, marker="D", markersize=size, color=NEUTRAL, zorder=5)
             panel.intervals([((at, low), (at, high))], [NEUTRAL])
-            kept = {"quantity": "reduction: total", "y": total, "low": low, "high": high}
+            kept: dict[Hashable, object] = {"quantity": "reduction: total", "y": total, "low": low, "high": high}
             panel.keep([kept], **{key: cell[key] for key in _KEPT})
         panel.ax.axhline(0, color="#555555", linewidth=0.8)
         if panel.leftmost:

@@ -6,10 +6,8 @@ import re
 from pathlib import Path
 
 import pandas as pd
-import pytest
 import yaml
 
-from scalebench.errors import ResultsError
 from scalebench.export import write_mlflow
 from scalebench.export.mlflow import _MEASURED, _TAGS
 from scalebench.records.schema import RunRow, kinds
@@ -89,15 +87,6 @@ def test_repeated_export_replaces_own_experiment_only(results, tmp_path):
     first = read(write_mlflow(results, tmp_path / "mlruns"))
     assert read(write_mlflow(results, tmp_path / "mlruns")) == first
     assert (other / "meta.yaml").read_text() == "name: Default\n"
-
-
-def test_foreign_experiment_of_same_name_is_refused(results, tmp_path):
-    other = tmp_path / "mlruns" / "17"
-    other.mkdir(parents=True)
-    (other / "meta.yaml").write_text("name: synthetic\n")
-    with pytest.raises(ResultsError, match="has another experiment 'synthetic'"):
-        write_mlflow(results, tmp_path / "mlruns")
-    assert [path.name for path in (tmp_path / "mlruns").iterdir()] == ["17"]
 
 
 def test_every_column_is_param_metric_or_tag():

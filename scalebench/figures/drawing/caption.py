@@ -58,18 +58,19 @@ def describe_executions(results: Results, drawn: pd.DataFrame | None = None, *, 
     parts = []
     for execution in [name for name in EXECUTIONS if name in set(runs["execution"])]:
         own = runs[runs["execution"] == execution]
-        engines = "" if execution in SIMULATED else f" through {_join(sorted(own['engine'].unique()))}"
+        engines = "" if execution in SIMULATED else f" through {', '.join(sorted(own['engine'].unique()))}"
         about = _repetitions(own) + (_bars(results, own, execution) if bars else "")
-        parts.append(f"{execution} on {_cluster_name(str(own['cluster'].iloc[-1]))}{engines} ({about})")
-    sentence = _join(parts, "; ")
+        cluster = str(own["cluster"].iloc[-1])
+        named = known.name if (known := _cluster_of(cluster)) else Path(cluster).stem
+        parts.append(f"{execution} on {named}{engines} ({about})")
+    sentence = "; ".join(parts)
     return f"{sentence[:1].upper()}{sentence[1:]}."
 
 
-def _cluster_name(cluster: str) -> str:
-    """Return the name of a shipped cluster, or the name in a cluster file, as long as it can be read."""
+def _cluster_of(name: str) -> Cluster | None:
     with suppress(ClusterError):
-        return load_cluster(cluster).name
-    return Path(cluster).stem if cluster.endswith((".yaml", ".yml")) else cluster
+        return load_cluster(name)
+    return None
 
 
 def describe_machines(results: Results, drawn: pd.DataFrame | None = None) -> str:
@@ -82,8 +83,8 @@ def describe_machines(results: Results, drawn: pd.DataFrame | None = None) -> st
         machines = sorted({hardware(facts) for facts in known if facts}) or ["a machine that nothing describes"]
         nodes = int(real["nodes"].fillna(1).max())
         cards = sorted({_card(card) for facts in known if facts for card in facts.get("network") or []})
-        way = f"up to {nodes} nodes by {_join(cards) or 'an unknown network'}" if nodes > 1 else "within one node"
-        sentences.append(f"Real runs: {_join(machines, ' and ')}, {way}.")
+        way = f"up to {nodes} nodes by {', '.join(cards) or 'an unknown network'}" if nodes > 1 else "within one node"
+        sentences.append(f"Real runs: {' and '.join(machines)}, {way}.")
     for execution in SIMULATED:
         own = runs[runs["execution"] == execution]
         if len(own):
@@ -94,12 +95,10 @@ def describe_machines(results: Results, drawn: pd.DataFrame | None = None) -> st
 def _simulated(results: Results, runs: pd.DataFrame) -> str:
     """Return cluster, size, step time, links, engine, allreduce algorithm and jitter of simulated runs."""
     name = str(runs["cluster"].iloc[-1])
-    cluster: Cluster | None = None
-    with suppress(ClusterError):
-        cluster = load_cluster(name)
+    cluster = _cluster_of(name)
     description = cluster.description if cluster else ""
-    proper = description[1:].partition(" ")[0].lower() != description[1:].partition(" ")[0]  # JUWELS stays
-    parts = [(description if proper else f"{description[:1].lower()}{description[1:]}") or name]
+    rest = description.partition(" ")[0][1:]  # JUWELS stays
+    parts = [(f"{description[:1].lower()}{description[1:]}" if rest == rest.lower() else description) or name]
     sizes = runs[["nodes", "workers_per_node"]].dropna().max()
     if not sizes.isna().any():
         nodes, workers = (counted(int(sizes[key]), word) for key, word in zip(sizes.index, _SIZES, strict=True))
@@ -123,14 +122,10 @@ def _step_time(results: Results, runs: pd.DataFrame, cluster: Cluster | None) ->
     stated = results.study.get("device_step_time")
     if isinstance(stated, int | float):
         return f"step time stated as {seconds(stated)}"
-    last = runs.iloc[-1]
+    last, batches = runs.iloc[-1], set(runs["batch_per_worker"])
     times = cluster.step_times_of(str(last["model"]), str(last["dtype"])) if cluster else {}
-    used = [f"{seconds(times[batch].step_s)} at batch {batch}" for batch in sorted(times) if _uses(runs, batch)]
-    return f"step time of the cluster file, {_join(used)}" if used else ""
-
-
-def _uses(runs: pd.DataFrame, batch: int) -> bool:
-    return bool((runs["batch_per_worker"] == batch).any())
+    used = [f"{seconds(times[batch].step_s)} at batch {batch}" for batch in sorted(times) if batch in batches]
+    return f"step time of the cluster file, {', '.join(used)}" if used else ""
 
 
 def _links(cluster: Cluster, *, several: bool) -> str:
@@ -138,7 +133,7 @@ def _links(cluster: Cluster, *, several: bool) -> str:
     links = [("within a node", cluster.links.intra)] + [("between nodes", cluster.links.inter)] * several
     costs = [(seconds(link.latency_s), _bandwidth(link.bandwidth_bytes_per_s), where) for where, link in links]
     said = [f"{latency} + n / ({rate}) {where}" for latency, rate, where in costs]
-    return f"a message of n bytes takes {_join(said)}"
+    return f"a message of n bytes takes {', '.join(said)}"
 
 
 def _bandwidth(bytes_per_s: float) -> str:
@@ -185,25 +180,18 @@ def with_interval(names: pd.Series[str]) -> str:
 
 
 def _batch(runs: pd.DataFrame) -> str:
-    counts = sorted(runs["workers"].unique())
-    steps, batches = [], set()
-    for count in counts:
-        cell = runs[runs["workers"] == count]
-        taken = sorted(cell["steps_per_epoch"].dropna().unique())
-        steps.append("–" if not taken else f"{taken[0]}" if len(taken) == 1 else f"{taken[0]}-{taken[-1]}")
-        own = cell["batch_per_worker" if runs["batch_policy"].iloc[-1] == "per_worker" else "batch_global"]
-        batches |= set(own.dropna().unique())
-    batch = _join([str(size) for size in sorted(batches, reverse=True)], " or ") or "?"
-    policy = (
-        f"Batch {batch} per worker at every worker count"
-        if runs["batch_policy"].iloc[-1] == "per_worker"
-        else f"Global batch {batch} at every worker count"
-    )
-    if not any(step != "–" for step in steps):
+    """Return the batch policy with the steps per epoch at each worker count, as far as they are known."""
+    per_worker = runs["batch_policy"].iloc[-1] == "per_worker"
+    sizes = runs["batch_per_worker" if per_worker else "batch_global"].dropna().unique()
+    batch = " or ".join(str(size) for size in sorted(sizes, reverse=True)) or "?"
+    policy = f"{f'Batch {batch} per worker' if per_worker else f'Global batch {batch}'} at every worker count"
+    taken = {count: sorted(own.dropna().unique()) for count, own in runs.groupby("workers")["steps_per_epoch"]}
+    steps = ["-".join(str(own) for own in dict.fromkeys([*some[:1], *some[-1:]])) or "–" for some in taken.values()]
+    if set(steps) == {"–"}:
         return f"{policy}."
     if len(set(steps)) == 1:
         return f"{policy}: {steps[0]} step{'' if steps[0] == '1' else 's'} per epoch."
-    return f"{policy}: {'/'.join(steps)} steps per epoch at {'/'.join(str(count) for count in counts)} workers."
+    return f"{policy}: {'/'.join(steps)} steps per epoch at {'/'.join(str(count) for count in taken)} workers."
 
 
 def _repetitions(runs: pd.DataFrame) -> str:
@@ -224,7 +212,3 @@ def _bars(results: Results, runs: pd.DataFrame, execution: str) -> str:
     size = f" of {deviation(error.rms)}" if error else ""
     name = interval_name(execution, checked=error is not None, stated=states_steps(results))
     return f", error bars: {name}{size}"
-
-
-def _join(parts: list[str], separator: str = ", ") -> str:
-    return separator.join(parts)

@@ -118,7 +118,7 @@ class Panel:
             self.ax.plot(group[x], scale * group[quantity], color=_CONTEXT, linewidth=width, zorder=1)
 
     def reductions(
-        self, own: pd.DataFrame, others: pd.DataFrame, looks: Mapping[str, Look], baseline: str, workers: Iterable[int]
+        self, own: pd.DataFrame, others: pd.DataFrame, looks: Mapping[str, Look], baseline: str, workers: Iterable[float]
     ) -> None:
         """Draw reductions against `baseline` in per cent, over those of `others` in grey."""
         self.context(others, "reduction", scale=100)
@@ -208,7 +208,7 @@ class Panel:
         self.ax.set_ylabel(metric_label(metric))
         self._top = METRIC_RANGE.get(metric, (-math.inf, math.inf))[1]
 
-    def workers_axis(self, workers: Iterable[int]) -> None:
+    def workers_axis(self, workers: Iterable[float]) -> None:
         """Set a log2 x axis with ticks at the measured counts, without labels that would touch."""
         counts = sorted({int(count) for count in workers})
         self.ax.set_xscale("log", base=2)
