@@ -30,8 +30,8 @@ def tables(results: Results) -> dict[str, pd.DataFrame]:
 
 def columns_of(name: str) -> dict[str, Doc]:
     """Meaning and unit of the columns of `runs` or `epochs`; the other tables are described in docs/export.md."""
-    row_type: type[BaseModel] | None = {"runs": RunRow, "epochs": EpochRow}.get(name)
-    fields = row_type.model_fields if row_type else {}
+    row_types: dict[str, type[BaseModel]] = {"runs": RunRow, "epochs": EpochRow}
+    fields = row_types[name].model_fields if name in row_types else {}
     docs = {key: item for key, field in fields.items() for item in field.metadata if isinstance(item, Doc)}
     return docs | _OWN if name == "runs" else docs
 

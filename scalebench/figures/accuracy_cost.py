@@ -46,10 +46,9 @@ class AccuracyCost(Figure):
             for group in groups
             if (table["series"].isin(group) & (table["execution"] == execution)).any()
         ]
-        (panels,) = canvas.grids((len(parts) * len(names), canvas.fits(len(names)), _HEIGHT_IN))
-        places = [(execution, group, name) for execution, group in parts for name in names]
+        drawn = canvas.rows_of_groups(parts, names, heights=(_HEIGHT_IN, _HEIGHT_IN))
         of_engines = everything[everything["engine"].isin(table["engine"])]
-        for panel, (execution, group, name) in zip(panels, places, strict=True):
+        for panel, (execution, group), name in drawn:
             own = table[(table["execution"] == execution) & table["series"].isin(group)]
             fronts = of_engines[of_engines["execution"] == execution]
             panel.title(f"{name}, {execution}" if len(executions) > 1 else name, name=f"{name}, {execution}")
@@ -57,13 +56,12 @@ class AccuracyCost(Figure):
             _draw_cells(panel, own.assign(interval=over_seeds(own)), COSTS[name], look)
             panel.ax.margins(x=0.08, y=0.14)  # room for the labels of the front
             panel.seconds_axis("x", _LABELS[name])
-        share_y(panels)
-        for panel, (execution, _, name) in zip(panels, places, strict=True):
+        share_y(canvas.shown)
+        for panel, (execution, _), name in drawn:
             _label_fronts(panel, of_engines[of_engines["execution"] == execution], COSTS[name])
 
-        canvas.legend_of_series(look)
         front = Line2D([], [], color=_FRONT, drawstyle="steps-post")
-        canvas.legend_of_executions(table, (front, "Pareto front (number: workers)"), line=False)
+        canvas.legends(look, table, (front, "Pareto front (number: workers)"), line=False)
         modelled = canvas.selection.of(results.completed)["execution"].eq("modelled").any()
         canvas.describe(
             results,

@@ -45,9 +45,8 @@ class Agreement(Figure):
         (panels,) = canvas.grids((len(wanted), canvas.fits(len(wanted)), 3.1))
         for panel, name in zip(panels, wanted, strict=True):
             (_draw_times if name == "times" else _draw_ratios)(panel, table, look)
-        canvas.legend_of_series(look)
         band = (Patch(facecolor="#EEEEEE"), f"within {100 * GOAL:.0f} %")
-        canvas.legend_of_executions(table.assign(execution=""), band)
+        canvas.legends(look, table.assign(execution=""), band)
         error = median_error(table)
         median = "" if error is None else f"Median error {deviation(error)} where native runs are not oversubscribed."
         canvas.say(

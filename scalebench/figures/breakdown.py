@@ -49,8 +49,13 @@ class Breakdown(Figure):
             panel.ax.set_yticks([0, 50, 100])
             if panel.leftmost:
                 panel.ax.set_ylabel("share of time (%)")
+        entries: list[tuple[Artist, str]] = []
         drawn = {segment.part: segment for cell in table.to_dict("records") for segment in _segments(cell)}
-        canvas.legend([(_sample(drawn[part], canvas.style), part) for part in (*_PARTS, _UNMEASURED) if part in drawn])
+        for part in [name for name in (*_PARTS, _UNMEASURED) if name in drawn]:
+            color, measured, hatch = drawn[part].color, drawn[part].measured, hatch_of(drawn[part], canvas.style)
+            edge = "white" if measured and canvas.style.patterns else color
+            entries.append((Patch(facecolor=color if measured else "white", edgecolor=edge, hatch=hatch), part))
+        canvas.legend(entries)
         canvas.describe(
             results,
             table,
@@ -83,13 +88,6 @@ def _segments(cell: dict[Hashable, Any]) -> list[Segment]:
         for part, value in seconds.items()
         if value > 0
     ]
-
-
-def _sample(segment: Segment, style: Style) -> Artist:
-    """Return the legend's patch of a part of the bars."""
-    face = segment.color if segment.measured else "white"
-    edge = "white" if segment.measured and style.patterns else segment.color
-    return Patch(facecolor=face, edgecolor=edge, hatch=hatch_of(segment, style))
 
 
 def _top(table: pd.DataFrame, style: Style, height: float) -> float:

@@ -49,12 +49,13 @@ class Communication(Figure):
             panel.workers_axis(table["workers"])
             if panel.leftmost:
                 panel.ax.set_ylabel("share of training time (%)")
-        share_y(canvas.panels)
-        for panel in canvas.panels:
+        share_y(canvas.shown)
+        for panel in canvas.shown:
             panel.ax.set_ylim(bottom=0)
 
-        canvas.legend_of_series(look)
-        canvas.legend_of_executions(table)
+        canvas.legends(look, table)
+        runs = canvas.selection.of(results.completed)
+        unknown = ((runs["workers"] > 1) & runs["comm_s"].isna()).any()
         canvas.describe(
             results,
             table,
@@ -62,13 +63,7 @@ class Communication(Figure):
             "it: from a worker's arrival to that of the last; transfer: the rest of it. Hidden: what else the messages "
             "cost, behind compute, of simulated runs.",
             "No communication was hidden behind compute." if nothing_hidden else "",
-            "Runs whose split was not measured are left out." if _unknown(results, canvas) else "",
+            "Runs whose split was not measured are left out." if unknown else "",
             f"Error bars: {CONFIDENCE} of measured shares over repetitions." if bars.any() else "",
             bars=False,
         )
-
-
-def _unknown(results: Results, canvas: Canvas) -> bool:
-    """Return True if a selected run on several workers has no measured communication."""
-    runs = canvas.selection.of(results.completed)
-    return bool(((runs["workers"] > 1) & runs["comm_s"].isna()).any())

@@ -59,8 +59,7 @@ class Convergence(Figure):
             else:
                 panel.seconds_axis("x")
         share_y(panels)
-        canvas.legend_of_series(look)
-        canvas.legend_of_executions(table)
+        canvas.legends(look, table)
         interval = with_interval(table["interval"]).replace("seeds", "seeds (drawn at the last epoch)")
         canvas.describe(
             results,

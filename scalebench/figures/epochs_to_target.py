@@ -54,8 +54,7 @@ class EpochsToTarget(Figure):
             if panel.leftmost:
                 panel.ax.set_ylabel(f"epochs (of {epochs})")
 
-        canvas.legend_of_series(look)
-        canvas.legend_of_executions(table, *legend_of_unreached(table, epochs), line=False)
+        canvas.legends(look, table, *legend_of_unreached(table, epochs), line=False)
         laws = sorted(found, key=lambda item: (series.index(item[0]), item[1].execution))
         fitted = "; ".join(_in_words(name, law) for name, law in laws)
         canvas.describe(

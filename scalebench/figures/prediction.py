@@ -75,8 +75,7 @@ def fill_prediction(canvas: Canvas, grid: Grid, held: Sequence[Held], what: str,
             panel.ax.set_yticks(powers, [f"{value:,}" for value in powers])
             panel.ax.set(ylim=(0.8, 1.25 * powers[-1]), ylabel=label)
         panel.workers_axis(table["workers"])
-    canvas.legend_of_series(look)
-    canvas.legend_of_executions(table)
+    canvas.legends(look, table)
     canvas.say(
         f"{what}. Speedup and efficiency are against one serial worker at the same batch.",
         f"Batch and interval (of steps or epochs between synchronisations): the least power of two with which a point "

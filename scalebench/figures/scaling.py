@@ -51,10 +51,9 @@ class StrongScaling(Figure):
             panel.workers_axis(table["workers"])
         canvas.share_y_in_columns(len(names))
 
-        canvas.legend_of_series(look)
         ideal = "efficiency" in names or ("time" in names and not self.weak and _serial(table).any())
         line = Line2D([], [], color="#888888", linestyle=":")
-        canvas.legend_of_executions(table, *([(line, "ideal")] if ideal else []))
+        canvas.legends(look, table, *([(line, "ideal")] if ideal else []))
         formula = "T(serial, 1) / T(N)" if self.weak else "T(serial, 1) / (N T(N))"
         sentences = {
             "time": "Times are geometric means.",

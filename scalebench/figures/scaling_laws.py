@@ -52,7 +52,6 @@ class ScalingLaws(Figure):
             panel.title(f"{name}, {one.series.execution}" if fitted["execution"].nunique() > 1 else name)
             _draw(panel, one, own, look)
         laws = [one for one, _ in found]
-        canvas.legend_of_series(look)
         drawn = [panel.data() for panel in panels]
         knees = (pd.concat(drawn)["quantity"] == "knee").any()
         beyond = any(data["x"].max() > one.series.counts[-1] for data, one in zip(drawn, laws, strict=True))
@@ -63,7 +62,7 @@ class ScalingLaws(Figure):
             "95 % band": Patch(facecolor=NEUTRAL, alpha=0.18, linewidth=0) if names else None,
             "knee": Line2D([], [], **knee_mark()) if knees else None,
         }
-        canvas.legend_of_executions(fitted, *((mark, name) for name, mark in marks.items() if mark is not None))
+        canvas.legends(look, fitted, *((mark, name) for name, mark in marks.items() if mark is not None))
         alone = any(one.series.execution in SIMULATED and one.series.error is None for one in laws)
         unchecked = ", without the virtual-native error" if alone else ""
         canvas.describe(

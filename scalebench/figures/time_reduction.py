@@ -74,8 +74,7 @@ class TimeReduction(Figure):
         for place, name in enumerate(names):
             share_y(panels[place :: len(names)], least=-math.inf if name == "time" else _SHARED_FROM)
         _draw_splits([panel for grid in grids for panel in grid], known, splits, look)
-        canvas.legend_of_series(look)
-        canvas.legend_of_executions(shown)
+        canvas.legends(look, shown)
         canvas.legend(_parts_legend(known, splits, _ENGINE_PATTERN if canvas.style.patterns else None))
         baselines = {"allreduce": "per-batch allreduce on the same engine", "serial": "serial on one worker"}
         drawn = [words for name, words in baselines.items() if name in names]

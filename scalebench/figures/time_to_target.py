@@ -57,8 +57,7 @@ class TimeToTarget(Figure):
             panel.workers_axis(table["workers"])
         canvas.share_y_in_columns(len(names))
 
-        canvas.legend_of_series(look)
-        canvas.legend_of_executions(table, *legend_of_unreached(table, epochs))
+        canvas.legends(look, table, *legend_of_unreached(table, epochs))
         canvas.describe(
             results,
             table,

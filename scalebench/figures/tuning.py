@@ -69,7 +69,7 @@ class Tuning(Figure):
             panel.workers_axis(best["workers"])
             panel.seconds_axis("y", key)
 
-        canvas.legend_of_series(look)
+        canvas.legends(look, course.assign(execution=""))
         words = tuning_in_words(results)
         canvas.say(
             describe_study(results),

@@ -119,7 +119,8 @@ def _metric_difference(rows: Rows) -> Interval | None:
 
 def _optimum_workers(rows: Rows) -> Interval | None:
     """Worker count of the shortest time."""
-    return _alone(float(rows.runs.groupby("workers")["train_s"].mean().idxmin()), len(rows.runs))
+    times = rows.runs.groupby("workers")["train_s"].mean()
+    return _alone(float(times.index.to_numpy(dtype=float)[times.argmin()]), len(rows.runs))
 
 
 def _largest_workers(rows: Rows) -> Interval | None:

@@ -6,6 +6,7 @@ import itertools
 import textwrap
 from collections.abc import Sequence
 from operator import itemgetter
+from typing import TypeVar
 
 import numpy as np
 import pandas as pd
@@ -33,6 +34,7 @@ _LEAST_NARROW_IN = 0.2
 _CAPTION_PT, _CAPTION_LINE = 7.6, 1.4
 _CHARACTERS_PER_POINT_AND_IN = 130.0  # times inches, divided by points
 _MOST_LEGEND_ROWS = 7
+T = TypeVar("T")
 
 
 class Canvas:
@@ -49,6 +51,7 @@ class Canvas:
         self.selection = selection
         self.chosen = tuple(chosen)
         self.panels: list[Panel] = []
+        self.shown: list[Panel] = []  # without the spare ones of a grid
         self._caption: list[str] = []
         self._grid: list[tuple[int, float]] = []
         self._legend: list[Sequence[tuple[Artist, str]]] = []
@@ -88,8 +91,8 @@ class Canvas:
             found.append(cells[:count])
             for place, panel in enumerate(cells[:count]):
                 panel.leftmost = place % columns == 0
-        shown = [panel for panels in found for panel in panels]
-        for place, panel in enumerate(shown if len(shown) > 1 else []):
+        self.shown = [panel for panels in found for panel in panels]
+        for place, panel in enumerate(self.shown if len(self.shown) > 1 else []):
             panel.letter = lettered(place)
         return found
 
@@ -104,42 +107,45 @@ class Canvas:
         return self.panels
 
     def rows_of_groups(
-        self, groups: Sequence[Sequence[str]], names: Sequence[str], columns: int = 0, height: float = 2.75
-    ) -> list[tuple[Panel, Sequence[str], str]]:
-        """Lay out the panels `names` for each group of series; return each panel with its group and name."""
+        self, groups: Sequence[T], names: Sequence[str], columns: int = 0, heights: tuple[float, float] = (2.75, 2.1)
+    ) -> list[tuple[Panel, T, str]]:
+        """Lay out the panels `names` for each group of series; return each panel with its group and name.
+
+        `heights` are those of the panels of one group and of several.
+        """
         across = columns or self.fits(len(names))
-        (panels,) = self.grids((len(groups) * len(names), across, height if len(groups) == 1 else 2.1))
+        (panels,) = self.grids((len(groups) * len(names), across, heights[len(groups) > 1]))
         places = itertools.product(groups, names)
         return [(panel, group, name) for panel, (group, name) in zip(panels, places, strict=True)]
 
     def share_y_in_columns(self, columns: int) -> None:
         """Give the panels of each column, one for each group of series, the same y range."""
         for place in range(columns):
-            share_y(self.panels[place::columns])
+            share_y(self.shown[place::columns])
 
     def legend(self, entries: Sequence[tuple[Artist, str]]) -> None:
         """Add one row of entries to the legend."""
         if entries:
             self._legend.append(entries)
 
-    def legend_of_series(self, looks: dict[str, Look]) -> None:
-        """Add the colour and marker of each series that is drawn, at most seven per row."""
+    def legends(
+        self, looks: dict[str, Look], drawn: pd.DataFrame, *extra: tuple[Artist, str], line: bool = True
+    ) -> None:
+        """Add colour and marker of each drawn series, and a row with the fill of each execution of `drawn`.
+
+        Crosses of oversubscribed runs, if any, and `extra` entries follow in that row.
+        """
         shown = {name for panel in self.panels for name in panel.series}
         names = [name for name in looks if name in shown]
-        entries = [(looks[name].sample(), name) for name in names]
+        entries: list[tuple[Artist, str]] = [(looks[name].sample(), name) for name in names]
         per_row = _MOST_LEGEND_ROWS if max((len(name) for name in names), default=0) < 18 else 4
         for start in range(0, len(entries), per_row):
             self.legend(entries[start : start + per_row])
-
-    def legend_of_executions(
-        self, drawn: pd.DataFrame, *extra: tuple[Artist, str], line: bool = True, oversubscribed: bool = True
-    ) -> None:
-        """Add the fill of each drawn execution and the cross of oversubscribed runs."""
-        entries: list[tuple[Artist, str]] = []
+        entries = []
         for execution in [name for name in EXECUTIONS if name in set(drawn["execution"])]:
             style = Look(NEUTRAL, "o", 0).line(execution) | ({} if line else {"linestyle": ""})
             entries.append((Line2D([], [], **style), EXECUTION_WORDS[execution]))
-        if oversubscribed and drawn["oversubscribed"].any():
+        if drawn["oversubscribed"].any():
             entries.append((Line2D([], [], **cross()), "oversubscribed (no baseline)"))
         self.legend([*entries, *extra])
 

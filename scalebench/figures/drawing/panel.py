@@ -118,7 +118,12 @@ class Panel:
             self.ax.plot(group[x], scale * group[quantity], color=_CONTEXT, linewidth=width, zorder=1)
 
     def reductions(
-        self, own: pd.DataFrame, others: pd.DataFrame, looks: Mapping[str, Look], baseline: str, workers: Iterable[float]
+        self,
+        own: pd.DataFrame,
+        others: pd.DataFrame,
+        looks: Mapping[str, Look],
+        baseline: str,
+        workers: Iterable[float],
     ) -> None:
         """Draw reductions against `baseline` in per cent, over those of `others` in grey."""
         self.context(others, "reduction", scale=100)
@@ -143,20 +148,15 @@ class Panel:
         if self._fitted:
             return
         self._fitted = True
-        if self._ends:
-            self._reach_ends()
         low, high = self.ax.get_ylim()
+        if self._ends:
+            log = self.ax.get_yscale() == "log"
+            low, high, *ends = np.log10([low, high, *self._ends]) if log else (low, high, *self._ends)
+            reach = 0.5 * max(high - low, 0.3 if log else 0.05 * max(abs(low), abs(high)))
+            edge = 0.02 * (high - low)
+            low, high = min(low, max(min(ends) - edge, low - reach)), max(high, min(max(ends) + edge, high + reach))
+            low, high = np.power(10, (low, high)) if log else (low, high)
         self.ax.set_ylim(low, min(high, self._top + 0.03 * (self._top - low)) if math.isfinite(self._top) else high)
-
-    def _reach_ends(self) -> None:
-        log = self.ax.get_yscale() == "log"
-        low, high = np.log10(self.ax.get_ylim()) if log else self.ax.get_ylim()
-        ends = np.log10(self._ends) if log else np.array(self._ends)
-        reach = 0.5 * max(high - low, 0.3 if log else 0.05 * max(abs(low), abs(high)))
-        edge = 0.02 * (high - low)
-        low = min(low, max(ends.min() - edge, low - reach))
-        high = max(high, min(ends.max() + edge, high + reach))
-        self.ax.set_ylim(*(np.power(10, (low, high)) if log else (low, high)))
 
     @property
     def cuts_intervals(self) -> bool:
@@ -243,12 +243,6 @@ class Panel:
         """Hide a spare panel, which keeps its place in the grid."""
         self.ax.set_axis_off()
         self.ax.spines[:].set_visible(False)
-
-    def empty(self, why: str) -> None:
-        """Show the reason why the panel is empty."""
-        self.ax.text(0.5, 0.5, why, transform=self.ax.transAxes, ha="center", va="center", color="#777777", wrap=True)
-        self.ax.set_xticks([])
-        self.ax.set_yticks([])
 
     def keep(self, rows: Sequence[Mapping[Hashable, object]], **more: object) -> None:
         """Record numbers that were drawn directly on `ax`."""
