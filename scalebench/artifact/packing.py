@@ -165,10 +165,6 @@ def _remarks(d: Description) -> Iterator[str]:
     """Yield what the artifact lacks, with what its author can do about it."""
     if not d.paper.license:
         yield "no licence is stated, so others may not use the records; give one in --paper: license: CC-BY-4.0"
-    if d.dirty:
-        yield "the runs were made with changes that are not in their commit: run the study again from a clean one"
-    if len(d.commits) > 1:
-        yield f"the runs were made by {len(d.commits)} commits of scalebench; the wheel holds the present one"
     if not d.shipment.study:
         yield "the records hold no study.yaml: figures can be drawn again, but the study cannot be run again"
     if d.minutes.setup == NOT_TIMED:

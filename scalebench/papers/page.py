@@ -18,9 +18,9 @@ from scalebench.formatting import EMPTY, counted
 from scalebench.launch.planning import plan_study
 from scalebench.launch.tracing import trace
 from scalebench.papers.catalog import PUBLISHED, WHAT_IFS, Paper, figure_rank
+from scalebench.papers.laws import WhatIf, read_what_ifs
 from scalebench.papers.published import read_published
 from scalebench.papers.side_by_side import Pair, draw, in_words, number, pair_up, with_interval
-from scalebench.papers.what_ifs import WhatIf, read_what_ifs
 from scalebench.study.spec import slug
 
 _FIGURES = {"modelled": ("{scaling}-scaling", "time-reduction")}  # by execution
