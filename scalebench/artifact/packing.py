@@ -102,9 +102,7 @@ def _fill(results: Path, building: Path, name: str, paper: PaperFile, jobs: int,
     files = {
         "constraints.txt": "\n".join([f"# Python {description.python or 'unknown'}", *pins, ""]),
         "requirements-analysis.txt": "\n".join([*light_requirements(), ""]),
-        "README.md": rendering.markdown(description),
-        "artifact-description.tex": rendering.latex(description),
-        "reproduce.sh": rendering.script(description),
+        **{name: rendering.render(name, description) for name in rendering.DOCUMENTS},
     }
     for file, content in files.items():
         (building / file).write_text(content, encoding="utf-8")

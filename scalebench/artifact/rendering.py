@@ -66,32 +66,25 @@ def escape_markdown(text: str) -> str:
     return _MARKDOWN.sub(r"\\\1", " ".join(text.split()))
 
 
-def latex(description: Description) -> str:
-    """Return the artifact description as a LaTeX document of class IEEEtran."""
-    return _render(
-        "artifact.tex.j2",
-        description,
-        escape_latex,
-        block_start_string=r"\BLOCK{",
-        block_end_string="}",
-        variable_start_string=r"\VAR{",
-        variable_end_string="}",
-        comment_start_string=r"\NOTE{",
-        comment_end_string="}",
-    )
+DOCUMENTS: dict[str, tuple[str, Callable[[str], str]]] = {  # template, and escape of its language
+    "README.md": ("artifact.md.j2", escape_markdown),
+    "artifact-description.tex": ("artifact.tex.j2", escape_latex),
+    "reproduce.sh": ("artifact.sh.j2", str),
+}
+_LATEX = {
+    "block_start_string": r"\BLOCK{",
+    "block_end_string": "}",
+    "variable_start_string": r"\VAR{",
+    "variable_end_string": "}",
+    "comment_start_string": r"\NOTE{",
+    "comment_end_string": "}",
+}
 
 
-def markdown(description: Description) -> str:
-    """Return README.md."""
-    return _render("artifact.md.j2", description, escape_markdown)
+def render(document: str, description: Description) -> str:
+    """Return one of DOCUMENTS; the one in LaTeX is of class IEEEtran."""
+    template, escape = DOCUMENTS[document]
 
-
-def script(description: Description) -> str:
-    """Return reproduce.sh."""
-    return _render("artifact.sh.j2", description, str)
-
-
-def _render(template: str, description: Description, escape: Callable[[str], str], **delimiters: str) -> str:
     def finalize(value: object) -> object:
         return escape(value) if isinstance(value, str) and not isinstance(value, Tex) else value
 
@@ -103,7 +96,7 @@ def _render(template: str, description: Description, escape: Callable[[str], str
         trim_blocks=True,
         lstrip_blocks=True,
         keep_trailing_newline=True,
-        **delimiters,  # type: ignore[arg-type]
+        **(_LATEX if document.endswith(".tex") else {}),  # type: ignore[arg-type]
     )
     environment.filters["link"] = latex_link
     return environment.get_template(template).render(d=description)

@@ -23,44 +23,25 @@ def write_chrome(timeline: Timeline, path: Path) -> None:
     Raises:
         ResultsError: the file cannot be written.
     """
-    events = [_named("process_name", 1, name=timeline.title)]
-    for lane_number, lane in enumerate(timeline.lanes, start=1):
-        events.append(_named("thread_name", lane_number, name=lane.name))
-        events.append(_named("thread_sort_index", lane_number, sort_index=lane_number))
+    events = [_event("M", "process_name", 1, args={"name": timeline.title})]
+    for number, lane in enumerate(timeline.lanes, start=1):
+        events.append(_event("M", "thread_name", number, args={"name": lane.name}))
+        events.append(_event("M", "thread_sort_index", number, args={"sort_index": number}))
         for lap in lane.laps:
             begin, end = _nanoseconds(lap.begin_s), _nanoseconds(lap.end_s)
-            if begin == end:
-                continue
-            events.append(
-                {
-                    "ph": "X",
-                    "name": lap.activity,
-                    "cat": lap.group,
-                    "pid": _PROCESS,
-                    "tid": lane_number,
-                    "ts": begin / 1000,
-                    "dur": (end - begin) / 1000,
-                }
-            )
-        events += [
-            {
-                "ph": "i",
-                "s": "t",
-                "name": f"end of epoch {epoch}",
-                "pid": _PROCESS,
-                "tid": lane_number,
-                "ts": _nanoseconds(end_s) / 1000,
-            }
-            for epoch, end_s in enumerate(lane.epochs, start=1)
-        ]
+            if begin != end:
+                times = {"ts": begin / 1000, "dur": (end - begin) / 1000}
+                events.append(_event("X", lap.activity, number, cat=lap.group, **times))
+        for epoch, end_s in enumerate(lane.epochs, start=1):
+            events.append(_event("i", f"end of epoch {epoch}", number, s="t", ts=_nanoseconds(end_s) / 1000))
     document = {"traceEvents": events, "displayTimeUnit": "ms", "otherData": {"about": timeline.about}}
     with writing(path):
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(json.dumps(document) + "\n", encoding="utf-8")
 
 
-def _named(what: str, lane_number: int, **values: Any) -> dict[str, Any]:
-    return {"ph": "M", "name": what, "pid": _PROCESS, "tid": lane_number, "args": values}
+def _event(kind: str, name: str, lane_number: int, **values: Any) -> dict[str, Any]:
+    return {"ph": kind, "name": name, "pid": _PROCESS, "tid": lane_number, **values}
 
 
 def _nanoseconds(seconds: float) -> int:

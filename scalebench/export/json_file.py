@@ -73,13 +73,8 @@ def _rows(table: pd.DataFrame) -> Iterator[str]:
 
 def _plain(table: pd.DataFrame) -> pd.DataFrame:
     """Convert to Python numbers and texts, with None for missing and non-finite values."""
-    plain = {}
-    for name, column in table.items():
-        held = column.notna()
-        if column.dtype.kind == "f":
-            held &= np.isfinite(column)
-        plain[name] = column.astype(object).where(held, None)
-    return pd.DataFrame(plain, columns=table.columns, index=table.index, dtype=object)
+    plain = table.replace([np.inf, -np.inf], np.nan).astype(object)
+    return plain.where(plain.notna(), None)
 
 
 def _dumps(value: object) -> str:

@@ -35,7 +35,7 @@ class Breakdown(Figure):
         names = [name for name in look if name in set(table["series"])]
         counts = counts_by_execution(table)
         height = 2.15 if canvas.style.height >= 1 else 2.6
-        top = _top(table, canvas.style, height)
+        top, small = _top(table, canvas.style, height), canvas.style.small
         (panels,) = canvas.grids((len(names), canvas.fits(min(_COLUMNS, len(names)), narrow=True), height))
         for panel, name in zip(panels, names, strict=True):
             panel.title(name)
@@ -43,8 +43,8 @@ class Breakdown(Figure):
             single = own["workers"].nunique() == 1  # serial: one bar, without room for other counts
             shown = counts_by_execution(own) if single else counts
             for at, cell in draw_bars(panel, own, shown, _segments, "share of training time", like=counts):
-                look_of_time = {"rotation": 90, "ha": "center", "va": "bottom", "fontsize": canvas.style.small}
-                panel.ax.text(at, 103, _time_of(cell), **look_of_time).set_in_layout(False)
+                time = panel.ax.text(at, 103, _time_of(cell), rotation=90, ha="center", va="bottom", fontsize=small)
+                time.set_in_layout(False)
             panel.ax.set_ylim(0, top)
             panel.ax.set_yticks([0, 50, 100])
             if panel.leftmost:

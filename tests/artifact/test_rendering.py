@@ -20,7 +20,7 @@ from scalebench.analysis import load
 from scalebench.artifact import PaperFile
 from scalebench.artifact.anonymising import Shipment
 from scalebench.artifact.description import Description, describe
-from scalebench.artifact.rendering import escape_markdown, latex, latex_link, markdown, script
+from scalebench.artifact.rendering import escape_markdown, latex_link, render
 from scalebench.artifact.verification import expected_again
 from scalebench.figures.caption_files import escape_latex
 from scalebench.figures.plotting import Drawn
@@ -115,7 +115,7 @@ def description(tmp_path) -> Description:
 
 
 def test_latex_is_balanced_for_hostile_names(description):
-    text = latex(description)
+    text = render("artifact-description.tex", description)
     assert text.isascii() or not re.search(r"[^\x00-\x7fÀ-ſ]", text)
     assert "\\input" not in text
     lines = [re.sub(r"(?<!\\)%.*", "", line) for line in text.splitlines()]
@@ -142,7 +142,7 @@ def compiles_latex():
 
 @pytest.mark.skipif(not compiles_latex(), reason="no pdflatex with IEEEtran here")
 def test_pdflatex_compiles_hostile_names(description, tmp_path):
-    (tmp_path / "artifact.tex").write_text(latex(description), encoding="utf-8")
+    (tmp_path / "artifact.tex").write_text(render("artifact-description.tex", description), encoding="utf-8")
     command = ["pdflatex", "-no-shell-escape", "-interaction=nonstopmode", "-halt-on-error", "artifact.tex"]
     done = subprocess.run(command, cwd=tmp_path, stdin=subprocess.DEVNULL, capture_output=True, check=False)
     assert done.returncode == 0, done.stdout.decode(errors="replace")[-2000:]
@@ -150,7 +150,7 @@ def test_pdflatex_compiles_hostile_names(description, tmp_path):
 
 
 def test_latex_has_the_sections_of_an_sc_description(description):
-    text = latex(description)
+    text = render("artifact-description.tex", description)
     parts = [
         "Overview of Contributions and Artifacts",
         "Paper's Main Contributions",
@@ -172,7 +172,7 @@ def test_latex_has_the_sections_of_an_sc_description(description):
 
 
 def test_markdown_has_a_row_for_each_expected_result(description):
-    text = markdown(description)
+    text = render("README.md", description)
     assert "<b>" not in text
     assert description.expected
     for row in description.expected:
@@ -186,7 +186,7 @@ def test_expected_results_take_largest_count_without_oversubscription(descriptio
 
 
 def test_script_is_valid_bash_for_hostile_names(description, tmp_path):
-    (tmp_path / "reproduce.sh").write_text(script(description), encoding="utf-8")
+    (tmp_path / "reproduce.sh").write_text(render("reproduce.sh", description), encoding="utf-8")
     subprocess.run(["bash", "-n", tmp_path / "reproduce.sh"], check=True)
     done = subprocess.run(["bash", tmp_path / "reproduce.sh", "--what"], capture_output=True, text=True, check=False)
     assert (done.returncode, "usage: ./reproduce.sh" in done.stderr) == (2, True)
@@ -196,7 +196,7 @@ def sandbox(description, folder):
     """The script beside commands that write their arguments to ASKED; SAYS is the exit code of `scalebench compare`."""
     folder.mkdir()
     with_study = replace(description, shipment=Shipment(study=Study(name="mine"), has_calibration=True))
-    (folder / "reproduce.sh").write_text(script(with_study), encoding="utf-8")
+    (folder / "reproduce.sh").write_text(render("reproduce.sh", with_study), encoding="utf-8")
     (folder / "empty").touch()
     (folder / "SHA256SUMS").write_text(f"{hashlib.sha256(b'').hexdigest()}  empty\n")
     tools = folder / "environment" / "bin"
@@ -261,10 +261,10 @@ def test_script_writes_step_times(description, tmp_path):
 def test_virtual_rerun_is_judged_by_its_calibration(description, shipment, said, asked):
     again = expected_again(["virtual", "native"], shipment)
     told = replace(description, shipment=shipment, executions=("virtual", "native"), again=again)
-    for text in (markdown(told), latex(told)):
+    for text in (render("README.md", told), render("artifact-description.tex", told)):
         assert said in " ".join(text.replace("\\_", "_").split())
         assert "Native times depend on the machine: on the one described below" in text
         assert "Paced" not in text
-    (line,) = [line for line in script(told).splitlines() if "compare --execution virtual" in line]
+    (line,) = [line for line in render("reproduce.sh", told).splitlines() if "compare --execution virtual" in line]
     assert f"--fail-on {asked}" in line
     assert ("--ignore calibration" in line) == (asked == "repeatable-metric")
