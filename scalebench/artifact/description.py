@@ -14,7 +14,6 @@ from importlib.metadata import requires
 from pathlib import Path
 from typing import Annotated, Any, NamedTuple
 
-import pandas as pd
 from pydantic import Field, ValidationError
 
 from scalebench import __version__
@@ -28,6 +27,7 @@ from scalebench.errors import StudyError, nearest
 from scalebench.figures import Drawn, describe_figures, figure_names
 from scalebench.report.answer import answer
 from scalebench.report.comparison import as_text, comparisons
+from scalebench.report.origin import study_facts
 from scalebench.study.spec import slug
 from scalebench.study.validation import StrictModel, explain, read_mapping
 
@@ -116,10 +116,9 @@ class Description:
     pins: tuple[tuple[str, str], ...]
     commits: tuple[str, ...]
     dirty: bool
-    dataset: str
-    dataset_from: str
+    data: str
+    data_from: str
     dataset_sha256: tuple[str, ...]
-    samples: str
     shipment: Shipment
     engines: tuple[str, ...]
     runs: int
@@ -186,10 +185,9 @@ def describe(
         pins=tuple((one, version.partition("+")[0]) for one, version in sorted(pins.items()) if one != "scalebench"),
         commits=tuple(sorted(runs["git_commit"].dropna().unique())),
         dirty=bool(runs["git_dirty"].fillna(False).any()),
-        dataset=str(last["dataset"]),
-        dataset_from=dict(describe_datasets()).get(str(last["dataset"]).partition("(")[0], ""),
+        data=dict(study_facts(results))["data"],
+        data_from=dict(describe_datasets()).get(str(last["dataset"]).partition("(")[0], ""),
         dataset_sha256=tuple(sorted(runs["dataset_sha256"].dropna().unique())),
-        samples=_samples(runs),
         shipment=shipment,
         engines=tuple(sorted(set(runs["engine"]))),
         runs=len(results.completed),
@@ -254,11 +252,3 @@ def _requirements() -> list[str]:
 def _package(requirement: str) -> str:
     match = re.match(r"[A-Za-z0-9._-]+", requirement)
     return re.sub(r"[-_.]+", "-", match[0]).lower() if match else ""
-
-
-def _samples(runs: pd.DataFrame) -> str:
-    train, test = sorted(runs["n_train"].dropna().unique()), sorted(runs["n_test"].dropna().unique())
-    if not train or not test:
-        return ""
-    counted = f"{train[0]:,}" if len(train) == 1 else f"{train[0]:,} to {train[-1]:,}"
-    return f"{counted} training samples, {test[-1]:,} held out"

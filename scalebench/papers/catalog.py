@@ -124,9 +124,3 @@ def find_paper(experiments: Path, name: str) -> Paper:
     if name not in papers:
         raise UsageError(f"unknown paper {name!r}; {nearest(name, papers)}")
     return papers[name]
-
-
-def figure_rank(figure: str) -> tuple[str, int]:
-    """Return the sorting key of `Figure 3`, `Table 1`, `abstract`."""
-    number = re.search(r"\d+", figure)
-    return (figure.split(" ")[0].lower(), int(number.group()) if number else 0)

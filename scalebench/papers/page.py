@@ -14,10 +14,10 @@ from scalebench.analysis.grouping import EXECUTIONS
 from scalebench.errors import ResultsError
 from scalebench.figures import PlotRequest, plot_folder
 from scalebench.figures.timeline import draw_timeline
-from scalebench.formatting import EMPTY, counted
+from scalebench.formatting import EMPTY, counted, natural
 from scalebench.launch.planning import plan_study
 from scalebench.launch.tracing import trace
-from scalebench.papers.catalog import PUBLISHED, WHAT_IFS, Paper, figure_rank
+from scalebench.papers.catalog import PUBLISHED, WHAT_IFS, Paper
 from scalebench.papers.laws import WhatIf, read_what_ifs
 from scalebench.papers.published import read_published
 from scalebench.papers.side_by_side import Pair, draw, in_words, number, pair_up, with_interval
@@ -55,7 +55,7 @@ def write_page(paper: Paper, results: Mapping[str, Results], scale: str, output:
     by_figure: dict[str, list[Pair]] = {}
     for pair in pairs:
         by_figure.setdefault(pair.published.figure, []).append(pair)
-    for figure in sorted(by_figure, key=figure_rank):
+    for figure in sorted(by_figure, key=lambda figure: natural(figure.lower())):
         own = by_figure[figure]
         lines += [f"## {figure[0].upper()}{figure[1:]}, published and ours", "", *_table(own), ""]
         picture = folder / f"published-{slug(figure.lower())}.svg"
