@@ -112,7 +112,7 @@ class Registry(Generic[C]):
 
 def first_fault(error: ValidationError, cls: type[StrictModel]) -> str:
     """Return the first error in the options of `cls` as half a line that names the option."""
-    fault, fields = find_faults(error, cls)[0], cls.model_fields
+    fault, fields = find_faults(error)[0], cls.model_fields
     if fault.unknown:
         named = [name for name, field in fields.items() if _mentions(field.description, fault.path)]
         close = f"did you mean {named[0]!r}?" if len(named) == 1 else nearest(fault.path, fields)

@@ -22,6 +22,12 @@ _HEADER = """\
 """
 _USER = "$USER"
 _EXCLUDE_EACH_OTHER = (("batch_per_worker", "batch_global"), ("repetitions", "until"))
+_PINS = {
+    "model": "model_sha256",
+    "init_weights": "init_weights_sha256",
+    "cluster": "cluster_sha256",
+    "strategies": "strategy_sha256",
+}
 _SHORTCUTS = ("dataset", "model", "optimizer", "partition")  # components whose options `--set model.hidden=...` reach
 
 
@@ -39,18 +45,16 @@ def load_study(path: Path | None, overrides: dict[str, Any], sets: list[str]) ->
     raw = read_mapping(path, StudyError, "study") if path else {}
     if path and not raw:
         raise StudyError(f"{path}: says nothing; expected keys of a study, such as `workers: 1..4` (scalebench schema)")
-    before = dict(raw)
     where = str(path) if path else "the default study"
     flags = {key: _flag_value(key, value) for key, value in overrides.items() if value is not None}
-    _refuse_repeated_strategies(flags, sets)
-    completed = {item.partition("=")[0].strip().partition(".")[0] for item in sets if "." in item.partition("=")[0]}
+    if "strategies" in flags and any(item.partition("=")[0].strip() == "strategies" for item in sets):
+        raise StudyError("--set strategies: --strategy gives strategies too; leave one of them out")
+    raw = _without_replaced(raw, {*flags, *map(_set_key, sets)})
+    completed = {_set_key(item) for item in sets if "." in item.partition("=")[0]}
     raw |= {key: value for key, value in flags.items() if key in completed}  # --dataset csv --set dataset.file=my.csv
     for item in sets:
         _assign(raw, item)
     raw |= {key: value for key, value in flags.items() if key not in completed}
-    for pair in _EXCLUDE_EACH_OTHER:
-        _replace_exclusive(pair, before, raw, sets, overrides)
-    _remove_checksums(before, raw, sets, overrides)
     if path is None and "dataset" not in raw:
         raw.setdefault("target_metric", DEFAULT_TARGET)
     try:
@@ -197,34 +201,16 @@ def _assign_option(raw: dict[str, Any], key: str, option: str, value: Any) -> No
     raw[key] = component
 
 
-def _replace_exclusive(
-    pair: tuple[str, str], before: dict[str, Any], raw: dict[str, Any], sets: list[str], overrides: dict[str, Any]
-) -> None:
-    """Remove the key of an exclusive pair from the file's if a flag gives the other one."""
-    set_keys = {item.partition("=")[0].strip().partition(".")[0] for item in sets}
-    given = [key for key in pair if overrides.get(key) is not None or key in set_keys]
-    if len(given) == 1:
-        other = pair[1 - pair.index(given[0])]
-        if other in before:
-            raw.pop(other, None)
+def _set_key(item: str) -> str:
+    """Return the key of a study that `--set` changes: `model` of `model.hidden=[64]`."""
+    return item.partition("=")[0].strip().partition(".")[0]
 
 
-def _remove_checksums(before: dict[str, Any], raw: dict[str, Any], sets: list[str], overrides: dict[str, Any]) -> None:
-    """Remove the checksum of each file that a flag replaces."""
-    set_keys = {item.partition("=")[0].strip().partition(".")[0] for item in sets}
-    for key in ("model", "init_weights", "cluster"):
-        pin = f"{key}_sha256"
-        if (overrides.get(key) is not None or key in set_keys) and pin in before and pin not in set_keys:
-            raw.pop(pin, None)
-    if (overrides.get("strategies") is not None or "strategies" in set_keys) and "strategy_sha256" not in set_keys:
-        raw.pop("strategy_sha256", None)
-
-
-def _refuse_repeated_strategies(flags: dict[str, Any], sets: list[str]) -> None:
-    """Refuse `--strategy` beside `--set strategies=`, which would replace all strategies instead of adding one."""
-    for item in sets:
-        if "strategies" in flags and item.partition("=")[0].strip() == "strategies":
-            raise StudyError(f"--set {item}: --strategy gives strategies too; leave one of them out")
+def _without_replaced(raw: dict[str, Any], given: set[str]) -> dict[str, Any]:
+    """Return a file's keys without those that the `given` ones replace: the other of two, the checksum of a file."""
+    replaced = {other for pair in _EXCLUDE_EACH_OTHER for key, other in (pair, pair[::-1]) if key in given}
+    replaced |= {pin for key, pin in _PINS.items() if key in given}
+    return {key: value for key, value in raw.items() if key in given or key not in replaced}
 
 
 def _origin(error: ValidationError, where: str, overrides: dict[str, Any], sets: list[str]) -> str:
@@ -234,6 +220,6 @@ def _origin(error: ValidationError, where: str, overrides: dict[str, Any], sets:
     if overrides.get(key) is not None:
         return f"--{ {'strategies': 'strategy'}.get(key, key).replace('_', '-') }"
     for item in sets:
-        if item.split("=")[0].strip().split(".")[0] == key:
+        if _set_key(item) == key:
             return "--until" if item.startswith("until.ci_width=") else f"--set {item}"  # written by the flag
     return where

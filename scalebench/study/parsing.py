@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import math
 import re
-from typing import Any
+from typing import Annotated, Any
+
+from pydantic import BeforeValidator, WithJsonSchema
 
 _COUNTS = "expected counts such as 1..64 (powers of two), 1..64:8 (1,8,16,...) or 1,2,6"
 _LIMIT = 1_000_000
-_MOST_DIGITS = 18  # of a count; further digits only make it larger than the limit
-_PERCENT = re.compile(r"\s*(\d{1,3}(?:\.\d{1,9})?|\.\d{1,9})\s*%\s*")
-_SHARE = "expected a share such as 5% or 0.05"
 
 
 def parse_workers(value: Any) -> list[int]:
@@ -34,7 +32,7 @@ def _expand(text: str) -> list[int]:
     match = re.fullmatch(r"([0-9]+)(?:\.\.([0-9]+)(?::([0-9]+))?)?", text)
     if not match:
         raise ValueError(f"cannot read the worker counts {text[:60]!r}; {_COUNTS}")
-    first, last, step = (int(group[:_MOST_DIGITS]) if group else None for group in match.groups())
+    first, last, step = (int(group) if group else None for group in match.groups())
     assert first is not None
     last = first if last is None else last
     if first < 1 or step == 0 or max(first, last) > _LIMIT:
@@ -53,14 +51,22 @@ def parse_share(value: Any) -> float:
     Raises:
         ValueError: the value is neither a percentage nor a number, or is a number above 1.
     """
-    if isinstance(value, str) and (match := _PERCENT.fullmatch(value)):
-        return float(match[1]) / 100
+    text = str(value).strip()
     try:
-        share = float(value) if not isinstance(value, bool) else None
-    except (TypeError, ValueError, OverflowError):
-        share = None
-    if share is None or not (math.isfinite(share) and share >= 0):
-        raise ValueError(f"{_SHARE}, got {str(value)[:40]!r}")
+        share = float(text.removesuffix("%"))
+    except ValueError:
+        share = math.nan
+    if not 0 <= share < math.inf:
+        raise ValueError(f"expected a share such as 5% or 0.05, got {text[:40]!r}")
+    if text.endswith("%"):
+        return share / 100
     if share > 1:
-        raise ValueError(f"{_SHARE}, got {share:g}; write {share:g}% for per cent")
+        raise ValueError(f"expected a share such as 5% or 0.05, got {share:g}; write {share:g}% for per cent")
     return share
+
+
+Share = Annotated[
+    float,
+    BeforeValidator(parse_share),
+    WithJsonSchema({"description": "5% or 0.05", "anyOf": [{"type": "string"}, {"type": "number", "maximum": 1}]}),
+]

@@ -6,17 +6,15 @@ import math
 from collections.abc import Collection, Sequence
 from typing import Annotated, Any, Literal
 
-from pydantic import BeforeValidator, Field, WithJsonSchema, field_validator
+from pydantic import Field, field_validator
 
 from scalebench.errors import nearest
-from scalebench.study.parsing import parse_share
+from scalebench.study.parsing import Share
 from scalebench.study.validation import StrictModel
 
 TUNABLE = ("lr", "lr_decay", "lr_decay_every", "lr_warmup_epochs")  # keys of a study; the others are options
 RESULTS_OF_A_TRIAL = ("completed", "diverged", "timeout")  # statuses after which a trial is not repeated
 _DIGITS = 3  # significant digits of values drawn from a range
-
-_SHARE = {"description": "20% or 0.2", "anyOf": [{"type": "string"}, {"type": "number", "maximum": 1}]}
 
 
 class Tune(StrictModel):
@@ -32,7 +30,7 @@ class Tune(StrictModel):
     )
     trials: int = Field(16, ge=1, description="points of the search space, the same for every strategy")
     metric: Literal["time_to_target", "final_metric"] = "time_to_target"
-    validation: Annotated[float, BeforeValidator(parse_share), Field(gt=0, lt=1), WithJsonSchema(_SHARE)] = Field(
+    validation: Annotated[Share, Field(gt=0, lt=1)] = Field(
         0.2, description="share of the training samples that judges trials"
     )
 

@@ -40,7 +40,7 @@ def read_mapping(path: Path, error: type[UsageError], what: str) -> dict[str, An
     if document is None:
         return {}
     if not isinstance(document, dict):
-        raise error(f"{path}: expected a mapping of keys to values, got {_kind(document)}")
+        raise error(f"{path}: expected a mapping of keys to values, got {short(document)}")
     for key in document:
         if not isinstance(key, str):
             raise error(f"{path}: expected keys that are words, got {key!r}")
@@ -56,8 +56,11 @@ def parse(text: str, where: str, error: type[UsageError]) -> Any:
     try:
         _check_events(text, where, error)
         return yaml.load(text, Loader=_StrictLoader)  # noqa: S506 - a subclass of the safe loader
-    except yaml.YAMLError as cause:
-        raise error(_yaml_message(cause, where, text)) from None
+    except (yaml.YAMLError, ValueError, OverflowError, TypeError) as cause:  # an impossible date, 5,000 digits
+        mark = getattr(cause, "problem_mark", None)
+        place = f", line {mark.line + 1}, column {mark.column + 1}" if mark else ""
+        problem = getattr(cause, "problem", None) or getattr(cause, "reason", None) or str(cause)
+        raise error(f"{where}{place}: not YAML: {one_line(problem)}") from None
 
 
 def explain(error: ValidationError, model: type[BaseModel], where: str) -> str:
@@ -65,7 +68,7 @@ def explain(error: ValidationError, model: type[BaseModel], where: str) -> str:
 
     An unknown key is named before a missing one, as both are often one misspelt key.
     """
-    faults = find_faults(error, model)
+    faults = find_faults(error)
     first = faults[0]
     if first.unknown:
         missing = [fault.key[-1] for fault in faults if fault.missing and fault.key[:-1] == first.key[:-1]]
@@ -86,13 +89,6 @@ def explain(error: ValidationError, model: type[BaseModel], where: str) -> str:
 class _StrictLoader(_Loader):  # type: ignore[misc]
     """Safe loader that also reads 1e-6 as a number and refuses repeated keys."""
 
-    def construct_object(self, node: yaml.Node, deep: bool = False) -> Any:
-        try:
-            return super().construct_object(node, deep=deep)
-        except (ValueError, OverflowError, TypeError) as cause:  # an impossible date, an integer of 5,000 digits
-            problem = f"cannot read the value: {str(cause).partition(';')[0]}"
-            raise yaml.constructor.ConstructorError(None, None, problem, node.start_mark) from None
-
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Hashable, Any]:
         seen: set[Any] = set()
         for key_node, _ in node.value:
@@ -100,9 +96,8 @@ class _StrictLoader(_Loader):  # type: ignore[misc]
             if not isinstance(key, Hashable):
                 raise yaml.constructor.ConstructorError(None, None, "a key must be a plain value", key_node.start_mark)
             if key in seen:
-                raise yaml.constructor.ConstructorError(
-                    None, None, f"the key {key!r} is said twice", key_node.start_mark
-                )
+                problem = f"the key {key!r} stands twice"
+                raise yaml.constructor.ConstructorError(None, None, problem, key_node.start_mark)
             seen.add(key)
         return dict(super().construct_mapping(node, deep=deep))
 
@@ -129,21 +124,6 @@ def _check_events(text: str, where: str, error: type[UsageError]) -> None:
                 raise error(f"{mark}: nested deeper than {_MAX_DEPTH} levels")
         elif isinstance(event, yaml.MappingEndEvent | yaml.SequenceEndEvent):
             depth -= 1
-
-
-def _yaml_message(cause: yaml.YAMLError, where: str, text: str) -> str:
-    mark = getattr(cause, "problem_mark", None)
-    problem = one_line(getattr(cause, "problem", None) or getattr(cause, "reason", None) or str(cause))
-    if mark is None:
-        return f"{where}: not YAML: {problem}"
-    line = text.splitlines()[mark.line] if mark.line < len(text.splitlines()) else ""
-    if "\t" in line[: mark.column + 1]:
-        problem = "a tab; YAML is indented with spaces"
-    return f"{where}, line {mark.line + 1}, column {mark.column + 1}: not YAML: {problem}"
-
-
-def _kind(value: Any) -> str:
-    return "a list" if isinstance(value, list) else "text" if isinstance(value, str) else f"the value {short(value)}"
 
 
 class StrictModel(BaseModel):

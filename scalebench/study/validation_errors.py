@@ -22,11 +22,8 @@ _EXPECTED = {
     "model": "a mapping",
     "path": "a path",
 }  # by the first word of pydantic's error type
-_BOUND = re.compile(r"Input should be ((?:greater|less) than .*)")
-_BELOW = {"gt": "greater than", "ge": "greater than or equal to"}
-_ABOVE = {"lt": "less than", "le": "less than or equal to"}
-_FEW = re.compile(r"\w+ should have at least (\d+) items? after validation, not \d+")
-_SHORT = re.compile(r"String should have at least (\d+) characters")
+_BRANCH = re.compile(r".*\[.*\]|int|str|float|bool|constrained-\w+")  # of a union, in pydantic's location
+_LENGTH = re.compile(r"\w+ should have (at least \d+ \w+).*")
 _LONGEST = 60  # characters of a value in a message
 
 
@@ -44,22 +41,26 @@ class ValidationFault(NamedTuple):
         return ".".join(self.key)
 
 
-def find_faults(error: ValidationError, model: type[BaseModel] | None = None) -> list[ValidationFault]:
+def find_faults(error: ValidationError) -> list[ValidationFault]:
     """Return one fault for each invalid key, unknown keys first.
 
-    The branches of a union share one message: `expected an integer or 'auto', got 'x'`. If `model` is given and limits
-    a number at both ends, the message names both.
+    The branches of a union share one message: `expected an integer or 'auto', got 'x'`.
     """
     by_key: dict[tuple[str, ...], list[ErrorDetails]] = {}
     for fault in error.errors():
         by_key.setdefault(_key(fault), []).append(fault)
     found = [
-        ValidationFault(
-            key, _is(faults, "extra_forbidden"), _is(faults, "missing"), _message(faults, _field(model, key))
-        )
+        ValidationFault(key, faults[0]["type"] == "extra_forbidden", faults[0]["type"] == "missing", _message(faults))
         for key, faults in by_key.items()
     ]
     return sorted(found, key=lambda fault: not fault.unknown)
+
+
+def _key(fault: ErrorDetails) -> tuple[str, ...]:
+    """Return the key of a fault without the parts of pydantic's location that name a branch of a union."""
+    loc = fault["loc"]
+    written = len(loc) - (fault["type"] == "extra_forbidden")  # from here on a part is a key, whatever it looks like
+    return tuple(str(part) for place, part in enumerate(loc) if place >= written or not _BRANCH.fullmatch(str(part)))
 
 
 def fields_at(model: type[BaseModel], path: Sequence[str]) -> dict[str, FieldInfo]:
@@ -96,62 +97,20 @@ def one_line(text: str) -> str:
     return " ".join(text.split())
 
 
-def _is(faults: Sequence[ErrorDetails], kind: str) -> bool:
-    return faults[0]["type"] == kind
-
-
-def _key(fault: ErrorDetails) -> tuple[str, ...]:
-    """Return the key of a fault without the parts of pydantic's location that name a branch of a union."""
-    loc = fault["loc"]
-    last = len(loc) - (fault["type"] == "extra_forbidden")
-    return tuple(str(part) for place, part in enumerate(loc) if place >= last or not _is_branch(part))
-
-
-def _is_branch(part: Any) -> bool:
-    """Return True if a part of pydantic's location names a branch of a union, such as `literal['auto']`."""
-    return isinstance(part, str) and bool(re.search(r"\[.*\]$|^(int|str|float|bool|constrained-\w+)$", part))
-
-
-def _field(model: type[BaseModel] | None, key: tuple[str, ...]) -> FieldInfo | None:
-    return fields_at(model, key[:-1]).get(key[-1]) if model and key else None
-
-
-def _message(faults: Sequence[ErrorDetails], field: FieldInfo | None) -> str:
+def _message(faults: Sequence[ErrorDetails]) -> str:
     if own := next((fault for fault in faults if fault["type"] == "value_error"), None):
         text = one_line(own["msg"].removeprefix("Value error, "))
         return text[:1].lower() + text[1:]
-    expected = " or ".join(dict.fromkeys(_expected(fault, field) for fault in faults))
+    expected = " or ".join(dict.fromkeys(map(_expected, faults)))
     given = faults[0]["input"]
     return f"expected {expected}, got {'nothing' if given is None else short(given)}"
 
 
-def _expected(fault: ErrorDetails, field: FieldInfo | None) -> str:
-    message = one_line(fault["msg"])
-    if few := _FEW.fullmatch(message):
-        return f"at least {few[1]} item{'s' if few[1] != '1' else ''}"
-    if length := _SHORT.fullmatch(message):
-        return f"at least {length[1]} characters"
-    if bound := _BOUND.fullmatch(message):
-        return f"a number {_range(fault, field) or bound[1]}"
-    kind = fault["type"].partition("_")[0]
+def _expected(fault: ErrorDetails) -> str:
+    message, kind = one_line(fault["msg"]), fault["type"].partition("_")[0]
+    if length := _LENGTH.fullmatch(message):
+        return length[1]
     if kind in _EXPECTED and fault["type"] != "string_pattern_mismatch":
         return _EXPECTED[kind]
-    return message.removeprefix("Input should be ")
-
-
-def _range(fault: ErrorDetails, field: FieldInfo | None) -> str:
-    """Return both limits of the number in `field` as text; empty unless both exist and `fault` exceeds one of them."""
-    limits = {
-        sign: getattr(limit, sign)
-        for limit in (field.metadata if field else ())
-        for sign in (*_BELOW, *_ABOVE)
-        if getattr(limit, sign, None) is not None
-    }
-    exceeded = any(limits.get(sign) == value for sign, value in fault.get("ctx", {}).items())
-    ends = [
-        f"{words} {limits[sign]}".removesuffix(".0")
-        for side in (_BELOW, _ABOVE)
-        for sign, words in side.items()
-        if sign in limits
-    ]
-    return " and ".join(ends) if exceeded and len(ends) == 2 else ""
+    message = message.removeprefix("Input should be ")
+    return f"a number {message}" if message.startswith(("greater than", "less than")) else message

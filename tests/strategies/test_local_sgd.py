@@ -432,7 +432,7 @@ def test_doubtful_settings_are_warned_of():
         (
             "easgd",
             {"alpha": 1.5},
-            "option 'alpha': expected a number greater than 0 and less than or equal to 1, got 1.5",
+            "option 'alpha': expected a number less than or equal to 1, got 1.5",
         ),
         ("fedavg", {"fraction": 0}, "option 'fraction'.*greater than 0"),
         ("fedprox", {"mu": -1}, "option 'mu'.*greater than or equal to 0"),

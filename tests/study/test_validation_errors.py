@@ -38,7 +38,8 @@ class Example(StrictModel):
 def message(**said: Any) -> str:
     with pytest.raises(ValidationError) as raised:
         Example.model_validate(said)
-    return f"{find_faults(raised.value, Example)[0].path}: {find_faults(raised.value, Example)[0].message}"
+    first = find_faults(raised.value)[0]
+    return f"{first.path}: {first.message}"
 
 
 @pytest.mark.parametrize(
@@ -47,9 +48,9 @@ def message(**said: Any) -> str:
         ({"count": 1.5}, "count: expected an integer, got 1.5"),
         ({"count": "x"}, "count: expected an integer, got 'x'"),
         ({"count": 0}, "count: expected a number greater than 0, got 0"),
-        ({"share": 1}, "share: expected a number greater than or equal to 0 and less than 1, got 1"),
-        ({"share": -0.5}, "share: expected a number greater than or equal to 0 and less than 1, got -0.5"),
-        ({"inner": {"part": 2}}, "inner.part: expected a number greater than 0 and less than or equal to 1, got 2"),
+        ({"share": 1}, "share: expected a number less than 1, got 1"),
+        ({"share": -0.5}, "share: expected a number greater than or equal to 0, got -0.5"),
+        ({"inner": {"part": 2}}, "inner.part: expected a number less than or equal to 1, got 2"),
         ({"share": "x"}, "share: expected a number, got 'x'"),
         ({"share": float("inf")}, "share: expected a finite number, got inf"),
         ({"flag": 3}, "flag: expected true or false, got 3"),
