@@ -25,12 +25,13 @@ class Pair(DatasetBuilder):
 
 PROGRAM = """
 import pathlib, sys
-from scalebench.data.catalog import dataset_names, open_dataset, prepare
+from scalebench.data.builder import DATASETS
+from scalebench.data.catalog import open_dataset, prepare
 from scalebench.errors import ScalebenchError
 from scalebench.study.spec import Training
 try:
     folder = prepare(Training(dataset="pair"), 1, pathlib.Path(sys.argv[1]))
-    print(open_dataset(folder).x_train.tolist(), "digits" in dataset_names())
+    print(open_dataset(folder).x_train.tolist(), "digits" in DATASETS.names())
 except ScalebenchError as error:
     print(error)
 """

@@ -22,7 +22,7 @@ from scalebench.analysis.environment import hardware, nodes_in
 from scalebench.analysis.summary import OVERSUBSCRIBED, summary_header, summary_rows
 from scalebench.artifact.anonymising import Shipment, recorded_machines
 from scalebench.artifact.verification import Minutes, expected_again, expected_minutes
-from scalebench.data.catalog import describe_datasets
+from scalebench.data.builder import DATASETS
 from scalebench.errors import StudyError, nearest
 from scalebench.figures import Drawn, describe_figures, figure_names
 from scalebench.report.answer import answer
@@ -186,7 +186,7 @@ def describe(
         commits=tuple(sorted(runs["git_commit"].dropna().unique())),
         dirty=bool(runs["git_dirty"].fillna(False).any()),
         data=dict(study_facts(results))["data"],
-        data_from=dict(describe_datasets()).get(str(last["dataset"]).partition("(")[0], ""),
+        data_from=dict(DATASETS.describe()).get(str(last["dataset"]).partition("(")[0], ""),
         dataset_sha256=tuple(sorted(runs["dataset_sha256"].dropna().unique())),
         shipment=shipment,
         engines=tuple(sorted(set(runs["engine"]))),

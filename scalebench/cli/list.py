@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from importlib import import_module
+from operator import attrgetter
 
 import rich_click as click
 
@@ -12,7 +13,7 @@ from scalebench.cli.options import json_option
 
 KINDS = {  # function that describes them, as (name, summary, details ...)
     "strategies": "scalebench.cli.list:strategy_rows",
-    "datasets": "scalebench.data.catalog:describe_datasets",
+    "datasets": "scalebench.data.builder:DATASETS.describe",
     "models": "scalebench.models.registry:describe_models",
     "clusters": "scalebench.cluster.load:describe_clusters",
     "figures": "scalebench.figures:describe_figures",
@@ -25,7 +26,7 @@ KINDS = {  # function that describes them, as (name, summary, details ...)
 def list_(what: str, as_json: bool) -> None:
     """List what a study can name: strategies, datasets, models, clusters or figures."""
     module, _, function = KINDS[what].partition(":")
-    rows: Sequence[tuple[str, ...]] = getattr(import_module(module), function)()
+    rows: Sequence[tuple[str, ...]] = attrgetter(function)(import_module(module))()
     if as_json:
         click.echo(json.dumps([dict(zip(("name", "summary", "detail"), row, strict=False)) for row in rows], indent=2))
         return

@@ -34,9 +34,7 @@ class DatasetBuilder(Choice):
     """Builder of a data set: its fields are its options, `build` makes its arrays."""
 
     grows: ClassVar[bool] = False  # True if `grown` can enlarge it, for weak scaling
-    copies: ClassVar[int] = (
-        1  # of each training sample: unaltered ones first, then blocks of altered ones in that order
-    )
+    copies: ClassVar[int] = 1  # of each training sample: the unaltered ones, then blocks of altered ones in that order
 
     def grown(self, factor: int) -> DatasetBuilder:
         """Return this data set with `factor` times as many training samples."""

@@ -21,19 +21,9 @@ from scalebench.errors import DataError
 from scalebench.study.spec import Training
 from scalebench.system.atomic_write import cache_folder
 
-__all__ = ["Dataset", "dataset_names", "describe_datasets", "open_dataset", "prepare", "prepare_validation"]
+__all__ = ["Dataset", "open_dataset", "prepare", "prepare_validation"]
 
 _HASH_BYTES = 1 << 24
-
-
-def dataset_names() -> list[str]:
-    """Return the names of all data sets."""
-    return DATASETS.names()
-
-
-def describe_datasets() -> list[tuple[str, str]]:
-    """Return (name, one-line summary) of each data set."""
-    return DATASETS.describe()
 
 
 def prepare(training: Training, workers: int, cache_dir: Path | None = None) -> Path:
@@ -48,7 +38,7 @@ def prepare(training: Training, workers: int, cache_dir: Path | None = None) -> 
     """
     builder = _builder(training, workers)
     files = builder.files(training.data_dir)
-    return _cached(builder, files, _key(builder, files), lambda allocate: builder.build(files, allocate), cache_dir)
+    return _cached(builder, _key(builder, files), lambda allocate: builder.build(files, allocate), cache_dir)
 
 
 def prepare_validation(
@@ -66,7 +56,7 @@ def prepare_validation(
     def split(allocate: Allocate) -> Arrays:
         return validation_split(whole, builder.copies, share, seed, allocate)
 
-    return _cached(builder, files, f"{_key(builder, files)}-validation-{share:g}-{seed}", split, cache_dir)
+    return _cached(builder, f"{_key(builder, files)}-validation-{share:g}-{seed}", split, cache_dir)
 
 
 def _builder(training: Training, workers: int) -> DatasetBuilder:
@@ -74,7 +64,7 @@ def _builder(training: Training, workers: int) -> DatasetBuilder:
     if training.scaling != "weak":
         return builder
     if not builder.grows:
-        growing = [name for name in dataset_names() if DATASETS.find(name).grows]
+        growing = [name for name in DATASETS.names() if DATASETS.find(name).grows]
         raise DataError(
             f"scaling: weak needs a data set that can grow, {builder.name!r} cannot; "
             f"use dataset: {' or '.join(growing)}"
@@ -82,9 +72,7 @@ def _builder(training: Training, workers: int) -> DatasetBuilder:
     return builder.grown(workers)
 
 
-def _cached(
-    builder: DatasetBuilder, files: list[Path], key: str, make: Callable[[Allocate], Arrays], cache_dir: Path | None
-) -> Path:
+def _cached(builder: DatasetBuilder, key: str, make: Callable[[Allocate], Arrays], cache_dir: Path | None) -> Path:
     """Return the folder of these arrays, made if missing."""
     cache = cache_dir or cache_folder("datasets")
     folder = cache / f"{builder.name}-{key}"
@@ -94,7 +82,7 @@ def _cached(
         cache.mkdir(parents=True, exist_ok=True)
         building = Path(tempfile.mkdtemp(prefix=".building-", dir=cache))
         try:
-            _build(builder, files, make, building)
+            _build(builder, make, building)
             _publish(building, folder)
         finally:
             shutil.rmtree(building, ignore_errors=True)
@@ -132,7 +120,7 @@ def _is_whole(folder: Path) -> bool:
     return True
 
 
-def _build(builder: DatasetBuilder, files: list[Path], make: Callable[[Allocate], Arrays], folder: Path) -> None:
+def _build(builder: DatasetBuilder, make: Callable[[Allocate], Arrays], folder: Path) -> None:
     def allocate(name: str, shape: tuple[int, ...], dtype: Any) -> NDArray[Any]:
         array: NDArray[Any] = np.lib.format.open_memmap(folder / f"{name}.npy", mode="w+", dtype=dtype, shape=shape)
         return array
@@ -151,7 +139,9 @@ def _build(builder: DatasetBuilder, files: list[Path], make: Callable[[Allocate]
             np.save(path, array, allow_pickle=False)
         shapes[name] = {"shape": list(array.shape), "dtype": array.dtype.name}
         digest.update(f"{name} {array.dtype.str} {array.shape}".encode())
-        _digest_rows(digest, array)
+        rows = max(1, _HASH_BYTES // max(1, array[:1].nbytes))
+        for start in range(0, len(array), rows):
+            digest.update(np.ascontiguousarray(array[start : start + rows]).data)
     meta = {
         "format": FORMAT_VERSION,
         "name": builder.name,
@@ -160,30 +150,8 @@ def _build(builder: DatasetBuilder, files: list[Path], make: Callable[[Allocate]
         "outputs": arrays.outputs,
         "sha256": digest.hexdigest(),
         "arrays": shapes,
-        "files": _checksums(files),
     }
     (folder / META).write_text(json.dumps(meta, indent=1) + "\n")
-
-
-def _digest_rows(digest: Any, array: NDArray[Any]) -> None:
-    rows = max(1, _HASH_BYTES // max(1, array[:1].nbytes))
-    for start in range(0, len(array), rows):
-        digest.update(np.ascontiguousarray(array[start : start + rows]).data)
-
-
-def _checksums(files: list[Path]) -> dict[str, str]:
-    """Return the sha256 of each file by name; for many files, one checksum over all in order."""
-    if len(files) <= 64:
-        return {str(path): _file_digest(path) for path in files}
-    digest = hashlib.sha256()
-    for path in files:
-        digest.update(path.name.encode() + path.read_bytes())
-    return {f"{len(files)} files from {files[0]} to {files[-1]}": digest.hexdigest()}
-
-
-def _file_digest(path: Path) -> str:
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def _publish(building: Path, folder: Path) -> None:

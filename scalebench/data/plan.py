@@ -86,8 +86,8 @@ class BatchPlan:
         self._check_steps()
         largest = self._shard_range()[1]
         self.batch_size = -(-largest // self._steps_for(largest)) if self._in_all else int(self._batch)
-        if rule.by_speed:
-            self.notes += self._balance_notes(speeds or [1.0])
+        if rule.by_speed and workers > 1 and len(set(speeds or [1.0])) == 1:
+            self.notes.append("balance: speed has nothing to balance: virtual.slowdown names no slower worker")
 
     @classmethod
     def of(cls, training: Training, workers: int, seed: int, dataset: Dataset) -> BatchPlan:
@@ -208,20 +208,17 @@ class BatchPlan:
     def _settle_batch(self, per_worker: int | None, in_all: int | None) -> Fraction:
         if (per_worker is None) == (in_all is None):
             raise DataError("give batch_per_worker or batch_global, one of them")
-        asked = per_worker if in_all is None else in_all
-        if asked is None or asked < 1:
-            raise DataError(f"a batch holds at least one sample, got {asked}")
         if in_all is not None:
-            if in_all > self.n:
-                self.notes.append(f"batch_global {in_all} is larger than the {self.n} samples: reduced to {self.n}")
-                in_all = self.n
-            return Fraction(in_all, self.workers)
-        assert per_worker is not None
-        largest = -(-self.n // self.workers) if self._balanced else self._shard_range()[1]
-        if per_worker > largest:
-            self.notes.append(f"batch {per_worker} is larger than the shard of {largest}: reduced to {largest}")
-            per_worker = largest
-        return Fraction(per_worker)
+            asked, most, name, of = in_all, self.n, "batch_global", f"{self.n} samples"
+        else:
+            asked = per_worker or 0
+            most = -(-self.n // self.workers) if self._balanced else self._shard_range()[1]
+            name, of = "batch", f"shard of {most}"
+        if asked < 1:
+            raise DataError(f"a batch holds at least one sample, got {asked}")
+        if asked > most:
+            self.notes.append(f"{name} {asked} is larger than the {of}: reduced to {most}")
+        return Fraction(min(asked, most), 1 if in_all is None else self.workers)
 
     def _check_steps(self) -> None:
         smallest, largest = self._shard_range()
@@ -242,18 +239,6 @@ class BatchPlan:
             f"a shard of {smallest} samples cannot fill the {steps} steps that the largest shard ({largest} samples, "
             f"batch {float(self._batch):g}) takes; use a larger batch, fewer workers or a multiple of workers as blocks"
         )
-
-    def _balance_notes(self, speeds: Sequence[float]) -> list[str]:
-        """Return notes on the batches by speed."""
-        if self.workers == 1:
-            return []
-        if max(speeds) == min(speeds):
-            return ["balance: speed has nothing to balance: virtual.slowdown names no slower worker"]
-        sizes = self.batch_sizes(0)
-        return [
-            f"balance: speed gives batches of {sizes.min()} to {sizes.max()} samples, in proportion to speed; what a "
-            "step costs whatever its batch still takes the slowest worker longest"
-        ]
 
 
 def _check_counts(n: int, workers: int, blocks: int, shuffle: str) -> None:

@@ -13,16 +13,6 @@ import torch
 from torch import Tensor, nn
 
 
-def flatten(model: nn.Module) -> tuple[Tensor, Tensor]:
-    """Move every trainable parameter of `model` into one buffer; return it and the buffer of the gradients.
-
-    Both are (n,) in the order of `model.parameters()`; parameters keep their shapes and values. The model's statistics
-    follow the parameters in the same storage.
-    """
-    flat, gradients, _ = side_by_side(model)
-    return flat, gradients
-
-
 def side_by_side(model: nn.Module, room: int = 0) -> tuple[Tensor, Tensor, Tensor]:
     """Return flat parameters, flat gradients, and uninitialised room for `room` times the number of parameters.
 

@@ -16,12 +16,7 @@ if TYPE_CHECKING:
     from torch import nn
 
 
-__all__ = ["build_model", "check_model", "describe_models", "evaluate", "loss_for", "metric", "model_names"]
-
-
-def model_names() -> list[str]:
-    """Return the names of all models."""
-    return MODELS.names()
+__all__ = ["build_model", "check_model", "describe_models", "evaluate", "loss_for", "metric"]
 
 
 def describe_models() -> list[tuple[str, str]]:

@@ -20,7 +20,7 @@ from mpi4py import MPI
 from scalebench.cluster.engine_costs import EngineCost
 from scalebench.comm.mpi import MpiCommunicator
 from scalebench.comm.native import NativeCommunicator
-from scalebench.models.flat import flatten
+from scalebench.models.flat import side_by_side
 from scalebench.native.connection import connected
 from scalebench.native.probe_rounds import CYCLE_S, Operation, ProbeRounds, sleep_until_all_arrive
 from scalebench.native.probe_samples import GRID, Found, Key, Sample, entry
@@ -206,7 +206,7 @@ def _horovod_step() -> Step:
     import horovod.torch as hvd
 
     net, x = reference_network(), torch.randn(8, 96)
-    _, gradients = flatten(net)
+    _, gradients, _ = side_by_side(net)
     plain = torch.optim.SGD(net.parameters(), lr=1e-6, momentum=0.9)
     optimizer = hvd.DistributedOptimizer(plain, named_parameters=net.named_parameters())
 
@@ -225,7 +225,7 @@ def _ddp_step() -> Step:
     from torch.nn.parallel import DistributedDataParallel
 
     net, x = reference_network(), torch.randn(8, 96)
-    _, gradients = flatten(net)
+    _, gradients, _ = side_by_side(net)
     wrapped = DistributedDataParallel(net)
     optimizer = torch.optim.SGD(net.parameters(), lr=1e-6, momentum=0.9)
 

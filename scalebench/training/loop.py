@@ -68,7 +68,9 @@ def train(
         elapsed = replica.clock.elapsed()
         last = replica.epochs - 1
         agreed = strategy.in_agreement(replica, last) is not False  # None: replicas are equal after `finish`
-        _require_finite(replica, agreed)
+        if not replica.parameters.is_meta and not is_finite(replica.parameters):  # no loss follows the last update
+            message = f"worker {replica.rank}: the weights are not finite at the end of training"
+            raise DivergedError(message, everywhere=agreed)
         replica.keep(last, elapsed, agreed)
     ledger = replica.clock.ledger
     if not measured_split:
@@ -95,13 +97,6 @@ def train(
     )
 
 
-def _require_finite(replica: Trainee, agreed: bool) -> None:
-    """Raise DivergedError if the final weights are not finite, as no loss follows the last update or merge."""
-    if not replica.parameters.is_meta and not is_finite(replica.parameters):
-        message = f"worker {replica.rank}: the weights are not finite at the end of training"
-        raise DivergedError(message, everywhere=agreed)
-
-
 def _warm_up(replica: Replica, strategy: Strategy) -> None:
     steps = min(replica.run.warmup_steps, replica.plan.steps(0))
     for batch in replica.batches(0):
@@ -124,7 +119,6 @@ def evaluate(replica: Replica, strategy: Strategy, dataset: Dataset) -> Evaluati
     Each snapshot is evaluated by one worker, which returns the evaluation. The last one is also evaluated on as many
     training samples, spread evenly over the training set.
     """
-    test = _Samples(replica, dataset.x_test, dataset.y_test)
     some = np.linspace(0, dataset.n_train - 1, min(dataset.n_test, dataset.n_train)).astype(int)
     evaluations: list[Evaluation] = []
     final: Tensor | None = None
@@ -139,29 +133,21 @@ def evaluate(replica: Replica, strategy: Strategy, dataset: Dataset) -> Evaluati
             vector = consensus if replica.rank == 0 else None
         last = snapshot.epoch == replica.epochs - 1
         if vector is not None:
-            evaluation = Evaluation(snapshot.epoch, snapshot.elapsed_s, test.metric_of(vector))
+            metric = _metric(replica, vector, dataset.x_test, dataset.y_test)
+            evaluation = Evaluation(snapshot.epoch, snapshot.elapsed_s, metric)
             if last:
-                seen = _Samples(replica, dataset.x_train[some], dataset.y_train[some])
-                evaluation.train_metric = seen.metric_of(vector)
+                evaluation.train_metric = _metric(replica, vector, dataset.x_train[some], dataset.y_train[some])
             evaluations.append(evaluation)
         if last:
             final = vector
     return EvaluationResult(evaluations, final if replica.rank == 0 else None)
 
 
-class _Samples:
-    """Samples on the device, evaluated with the replica's model as scratch space."""
-
-    def __init__(self, replica: Replica, x: NDArray[Any], y: NDArray[Any]) -> None:
-        self._replica = replica
-        self._arrays = x, y
-        self._tensors: tuple[Tensor, Tensor] | None = None
-
-    def metric_of(self, vector: Tensor) -> float:
-        replica = self._replica
-        if self._tensors is None:
-            x = torch.tensor(self._arrays[0], dtype=replica.dtype, device=replica.device)
-            y = torch.tensor(self._arrays[1], device=replica.device)
-            self._tensors = x, y if replica.task == "classification" else y.to(replica.dtype)
-        replica.parameters.copy_(vector)
-        return evaluate_model(replica.model, *self._tensors, replica.task)
+def _metric(replica: Replica, vector: Tensor, x: NDArray[Any], y: NDArray[Any]) -> float:
+    """Return the metric of the weights `vector`, with the replica's model as scratch space."""
+    inputs = torch.tensor(x, dtype=replica.dtype, device=replica.device)
+    targets = torch.tensor(y, device=replica.device)
+    if replica.task != "classification":
+        targets = targets.to(replica.dtype)
+    replica.parameters.copy_(vector)
+    return evaluate_model(replica.model, inputs, targets, replica.task)

@@ -19,7 +19,6 @@ from scalebench.study.spec import BY_LAYER, Component, Training
 from scalebench.study.validation import StrictModel
 
 if TYPE_CHECKING:
-    from torch import Tensor
     from torch.optim import Optimizer
 
 
@@ -27,7 +26,7 @@ class _Options(StrictModel):
     weight_decay: float = Field(0.0, ge=0, le=1e38)
 
 
-class _Momentum(_Options):
+class SgdOptions(_Options):
     momentum: float = Field(0.0, ge=0, lt=1)
     nesterov: bool = False
 
@@ -38,24 +37,18 @@ class _Momentum(_Options):
         return self
 
 
-class SgdOptions(_Momentum):
-    pass
-
-
 class AdamOptions(_Options):
     beta1: float = Field(0.9, ge=0, lt=1)
     beta2: float = Field(0.999, ge=0, lt=1)
     eps: float = Field(1e-8, gt=0)
 
 
-class LarsOptions(_Momentum):
+class LarsOptions(SgdOptions):
     momentum: float = Field(0.9, ge=0, lt=1)
     trust_coefficient: float = Field(0.001, gt=0)
 
 
-class LambOptions(_Options):
-    beta1: float = Field(0.9, ge=0, lt=1)
-    beta2: float = Field(0.999, ge=0, lt=1)
+class LambOptions(AdamOptions):
     eps: float = Field(1e-6, gt=0)
 
 
@@ -70,10 +63,6 @@ _OPTIONS: dict[str, type[_Options]] = {
 
 def build_optimizer(component: Component, parameters: Iterable[Tensor], lr: float, *, flat: bool = False) -> Optimizer:
     """Return the optimizer `component` over `parameters`; `flat` if they are one tensor."""
-    import torch
-
-    from scalebench.training.optimizers import FlatSgd
-
     options = check_optimizer(component).model_dump()
     if component.name == "sgd":
         return FlatSgd(parameters, lr, **options) if flat else torch.optim.SGD(parameters, lr=lr, **options)
@@ -90,7 +79,7 @@ def build_optimizer(component: Component, parameters: Iterable[Tensor], lr: floa
     return kind(parameters, lr=lr, **options, foreach=False if flat else None)
 
 
-def check_optimizer(component: Component) -> StrictModel:
+def check_optimizer(component: Component) -> _Options:
     """Return the options of the optimizer `component`.
 
     Raises:

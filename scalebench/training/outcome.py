@@ -6,6 +6,8 @@ import json
 from dataclasses import asdict, dataclass, field, replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from pydantic import TypeAdapter
+
 from scalebench.study.tuning import RESULTS_OF_A_TRIAL
 
 if TYPE_CHECKING:
@@ -151,18 +153,4 @@ class Outcome:
 
     @classmethod
     def from_json(cls, text: str) -> Outcome:
-        raw = json.loads(text)
-        workers = [
-            WorkerReport(
-                **{
-                    **worker,
-                    "epochs": [EpochReport(**epoch) for epoch in worker["epochs"]],
-                    "laps": [Lap(*lap) for lap in worker["laps"]],
-                }
-            )
-            for worker in raw.pop("workers")
-        ]
-        evaluations = [Evaluation(**evaluation) for evaluation in raw.pop("evaluations")]
-        facts = raw.pop("facts")
-        facts["server_laps"] = [[Lap(*lap) for lap in laps] for laps in facts["server_laps"]]
-        return cls(workers=workers, evaluations=evaluations, facts=RunFacts(**facts), **raw)
+        return TypeAdapter(cls).validate_python(json.loads(text))

@@ -11,7 +11,7 @@ from collections.abc import Callable
 
 import torch
 
-from scalebench.models.flat import flatten
+from scalebench.models.flat import side_by_side
 from scalebench.study.spec import Component
 from scalebench.system.stopwatch import Stopwatch, typical
 from scalebench.training.optimizers import build_optimizer
@@ -28,7 +28,7 @@ def reference_network() -> torch.nn.Module:
 def reference_step() -> Step:
     """Return a step on 8 samples like that of a replica: SGD with momentum on one flat buffer."""
     net, x = reference_network(), torch.randn(8, 96, generator=torch.Generator().manual_seed(0))
-    flat, gradients = flatten(net)
+    flat, gradients, _ = side_by_side(net)
     parameter = torch.nn.Parameter(flat)
     parameter.grad = gradients
     optimizer = build_optimizer(Component(name="sgd", options={"momentum": 0.9}), [parameter], 1e-6, flat=True)

@@ -16,7 +16,6 @@ from scalebench.comm.base import Communicator, Server, ServerRule, SharedState
 from scalebench.data.dataset import Dataset
 from scalebench.data.plan import BatchPlan
 from scalebench.data.shard import Shard, equal_batches
-from scalebench.errors import EngineError
 from scalebench.models.flat import is_finite, side_by_side, views
 from scalebench.models.pinning import require_unchanged
 from scalebench.models.registry import build_model, loss_for
@@ -26,7 +25,7 @@ from scalebench.study.spec import BY_LAYER, Run
 from scalebench.system.clock import Clock, Task
 from scalebench.training.initial_weights import load_weights
 from scalebench.training.meters import Meters
-from scalebench.training.optimizers import FlatSgd, SgdOptions, build_optimizer, check_optimizer, learning_rate
+from scalebench.training.optimizers import FlatSgd, build_optimizer, check_optimizer, learning_rate
 
 _CUT_AT_ONCE = 32  # batches
 
@@ -71,8 +70,8 @@ class Replica:
         self.model = build_model(
             run.model, dataset.input_shape, dataset.outputs, dataset.task, self.dtype, run.seed
         ).to(self.device)
-        options = check_optimizer(run.optimizer)
-        velocities = int(isinstance(options, SgdOptions) and options.momentum > 0)
+        options = check_optimizer(run.optimizer).model_dump()
+        velocities = int(run.optimizer.name == "sgd" and options["momentum"] > 0)
         self.parameters, self.gradients, velocity = side_by_side(self.model, room=velocities)
         if run.init_weights is not None:
             self.parameters.copy_(load_weights(run.init_weights, self.parameters.numel()))
@@ -119,7 +118,8 @@ class Replica:
         self._epoch = epoch
         x, y = self.shard.epoch(epoch, self._exchange)
         bounds = self.plan.bounds(epoch, self.rank)
-        weights = self._weights(epoch)
+        sizes_of_all = self.plan.batch_sizes(epoch)
+        weights: list[float] = (sizes_of_all[self.rank] * self.size / sizes_of_all.sum(axis=0)).tolist()
         starts = np.searchsorted(bounds, self.plan.block_starts(epoch, self.rank), side="right") - 1
         firsts = set(starts.tolist())
         sizes = np.diff(bounds).tolist()
@@ -151,11 +151,6 @@ class Replica:
         self.comm.collectives = synchronised
         return received
 
-    def _weights(self, epoch: int) -> list[float]:
-        sizes = self.plan.batch_sizes(epoch)
-        weights: list[float] = (sizes[self.rank] * self.size / sizes.sum(axis=0)).tolist()
-        return weights
-
     # --- training ---------------------------------------------------------------------------------------------
 
     def gradient(self, batch: Batch, weight: float = 1.0, *, add: bool = False) -> None:
@@ -174,18 +169,13 @@ class Replica:
         return learning_rate(self.run, self.size, self._moment, self.steps)
 
     def update(self) -> None:
-        if not self._lr_is_constant:
-            self._follow_learning_rate()
-        self.optimizer.step()
-        self.steps += 1
-        self.clock.did(Task.UPDATE)
-
-    def _follow_learning_rate(self) -> None:
-        rate = self.learning_rate
-        if rate != self._lr:
+        if not self._lr_is_constant and (rate := self.learning_rate) != self._lr:
             self._lr = rate
             for group in self.optimizer.param_groups:
                 group["lr"] = rate
+        self.optimizer.step()
+        self.steps += 1
+        self.clock.did(Task.UPDATE)
 
     def adopt(self, weights: Tensor) -> None:
         self.parameters.copy_(weights)
@@ -215,13 +205,11 @@ class Replica:
     # --- agreement --------------------------------------------------------------------------------------------
 
     def share(self, initial: Tensor, host: int = 0) -> SharedState:
-        if self._open_shared is None:
-            raise EngineError(f"{self.run.strategy.name} needs a shared state, which {self.run.engine} has not")
+        assert self._open_shared is not None, "the strategy's requirements were matched with the engine"
         return self._open_shared(initial, host)
 
     def server(self, rule: ServerRule) -> Server:
-        if self._open_server is None:
-            raise EngineError(f"{self.run.strategy.name} needs a server, which {self.run.engine} has not")
+        assert self._open_server is not None, "the strategy's requirements were matched with the engine"
         return self._open_server(rule)
 
     # --- meters -----------------------------------------------------------------------------------------------

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from scalebench.data.builder import DATASETS, Arrays, DatasetBuilder, check
-from scalebench.data.catalog import dataset_names, describe_datasets, open_dataset, prepare
+from scalebench.data.catalog import open_dataset, prepare
 from scalebench.data.dataset import ARRAY_NAMES
 from scalebench.errors import DataError
 from scalebench.study.spec import Training
@@ -26,11 +26,11 @@ def load(tmp_path, dataset, workers=1, **options):
 
 
 def test_every_data_set_has_a_name_and_a_summary():
-    assert set(dataset_names()) >= {
+    assert set(DATASETS.names()) >= {
         "digits", "digits_shifted", "breast_cancer", "wine", "diabetes", "synthetic",
         "mnist", "cifar10", "cifar100", "cinic10", "csv", "npz",
     }  # fmt: skip
-    assert all(summary and "\n" not in summary for _, summary in describe_datasets())
+    assert all(summary and "\n" not in summary for _, summary in DATASETS.describe())
 
 
 def test_registering_a_name_twice_is_refused():

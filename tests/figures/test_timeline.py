@@ -110,28 +110,25 @@ def test_truncated_horovod_timeline_is_read(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "said"),
+    "text",
     [
-        ("", "Expecting value"),
-        ("<html>", "Expecting value"),
-        ("[", "it holds no event"),
-        ("[1, 2]", "event 0 is no object"),
-        ('{"traceEvents": []}', "it is no list of events"),
-        ('"a]"', "it is no list of events"),
-        ('[{"ph": "M", "pid": 0, "args": 3}]', "event 0 has args that are no object"),
-        ('[{"ph": "M", "pid": 0}, {"ph": "B"}]', "event 1 has no pid that is a number"),
-        ('[{"ph": "B", "pid": 1, "ts": 2}]', "event 0 has no name that is text"),
-        ('[{"ph": "E", "pid": 1, "ts": "2"}]', "event 0 has no ts that is a number"),
-        ('[{"ph": ["E"], "pid": 1}]', "event 0 has no ph that is text"),
-        (
-            '[{"ph": "M", "pid": 0, "args": {"start_time_since_epoch_in_micros": "now"}}]',
-            "the moment of its beginning is no number",
-        ),
+        "",
+        "<html>",
+        "[",
+        "[1, 2]",
+        '{"traceEvents": []}',
+        '"a]"',
+        '[{"ph": "M", "pid": 0, "args": 3}]',
+        '[{"ph": "M", "pid": 0}, {"ph": "B"}]',
+        '[{"ph": "B", "pid": 1, "ts": 2}]',
+        '[{"ph": "B", "pid": 1, "name": "n", "ts": "2"}]',
+        '[{"ph": "B", "pid": [1], "name": "n", "ts": 2}]',
+        '[{"ph": "M", "pid": 0, "args": {"start_time_since_epoch_in_micros": "now"}}]',
     ],
 )
-def test_invalid_horovod_timeline_is_refused_with_reason(tmp_path: Path, text: str, said: str) -> None:
+def test_invalid_horovod_timeline_is_refused_with_its_name(tmp_path: Path, text: str) -> None:
     (tmp_path / "other.json").write_text(text)
-    with pytest.raises(ResultsError, match=rf"other\.json is no timeline of Horovod \({said}"):
+    with pytest.raises(ResultsError, match=r"other\.json is no timeline of Horovod"):
         read_horovod(tmp_path / "other.json", began_unix_s=1.0)
 
 

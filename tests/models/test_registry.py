@@ -5,7 +5,8 @@ import torch
 from torch import nn
 
 from scalebench.errors import ModelError
-from scalebench.models.registry import build_model, check_model, describe_models, model_names
+from scalebench.models.architecture import MODELS
+from scalebench.models.registry import build_model, check_model, describe_models
 from scalebench.study.spec import Component
 
 
@@ -18,7 +19,7 @@ def count(model):
 
 
 def test_list_describes_user_models():
-    assert {"mlp", "cnn"} <= set(model_names())
+    assert {"mlp", "cnn"} <= set(MODELS.names())
     assert dict(describe_models())["file.py:factory"].startswith("your own")
 
 

@@ -6,7 +6,7 @@ import io
 import pickle
 import warnings
 from pathlib import Path
-from typing import Any, ClassVar, Literal, NamedTuple
+from typing import Any, ClassVar, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,13 +19,6 @@ _SOURCE = "get the binary or the python version from https://www.cs.toronto.edu/
 _PIXELS = 3 * 32 * 32
 
 
-class _Label(NamedTuple):
-    classes: int
-    width: int  # label bytes of a binary record
-    position: int  # of the label among them
-    key: str  # of the labels in the python version
-
-
 Part = tuple[NDArray[np.uint8], NDArray[np.int64]]  # pixels (n, 3072), labels (n,)
 
 
@@ -36,6 +29,12 @@ class _Cifar(DatasetBuilder):
     test_file: ClassVar[str]
     binary_folder: ClassVar[str]
     python_folder: ClassVar[str]
+    label_bytes: ClassVar[int] = 1  # of a binary record, before the pixels
+
+    @property
+    def _label(self) -> tuple[int, int, str]:
+        """Number of classes, position of the label among a record's bytes, and its key in the python version."""
+        return 10, 0, "labels"
 
     def files(self, data_dir: Path | None) -> list[Path]:
         names = (*self.train_files, self.test_file)
@@ -55,23 +54,19 @@ class _Cifar(DatasetBuilder):
             x = arrays[f"x_{part}"] = allocate(f"x_{part}", (len(pixels), 3, 32, 32), np.float32)
             np.divide(pixels.reshape(x.shape), np.float32(255), out=x)
             arrays[f"y_{part}"] = labels
-        return Arrays("classification", self._label().classes, **arrays)
-
-    def _label(self) -> _Label:
-        return _Label(classes=10, width=1, position=0, key="labels")
+        return Arrays("classification", self._label[0], **arrays)
 
     def _read_binary(self, path: Path) -> Part:
         raw = read_bytes(path)
-        label = self._label()
-        record = label.width + _PIXELS
+        record = self.label_bytes + _PIXELS
         if not raw or len(raw) % record:
             raise DataError(f"{path}: {len(raw)} bytes, expected a multiple of {record}: cut short, get it again")
         table = np.frombuffer(raw, dtype=np.uint8).reshape(-1, record)
-        return table[:, label.width :], table[:, label.position].astype(np.int64)
+        return table[:, self.label_bytes :], table[:, self._label[1]].astype(np.int64)
 
     def _read_python(self, path: Path) -> Part:
         table = load_arrays_only(path)
-        key = self._label().key
+        key = self._label[2]
         if not {"data", key} <= set(table):
             raise DataError(f"{path}: holds {', '.join(table) or 'nothing'}; expected data and {key}: get it again")
         pixels, labels = np.asarray(table["data"]), np.asarray(table[key])
@@ -106,12 +101,13 @@ class Cifar100(_Cifar):
     binary_folder = "cifar-100-binary"
     python_folder = "cifar-100-python"
 
+    label_bytes = 2
+
     labels: Literal["fine", "coarse"] = "fine"
 
-    def _label(self) -> _Label:
-        if self.labels == "fine":
-            return _Label(classes=100, width=2, position=1, key="fine_labels")
-        return _Label(classes=20, width=2, position=0, key="coarse_labels")
+    @property
+    def _label(self) -> tuple[int, int, str]:
+        return (100, 1, "fine_labels") if self.labels == "fine" else (20, 0, "coarse_labels")
 
 
 class _ArraysOnly(pickle.Unpickler):

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import math
 import struct
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -44,9 +44,9 @@ class Mnist(DatasetBuilder):
         return find_files(self.name, data_dir, (_FILES,), _SOURCE)
 
     def build(self, files: list[Path], allocate: Allocate) -> Arrays:
-        parts = [read_idx(path, dimensions) for path, dimensions in zip(files, (3, 1, 3, 1), strict=True)]
-        x_train, y_train, x_test, y_test = parts
-        return Arrays("classification", 10, _images(x_train), _labels(y_train), _images(x_test), _labels(y_test))
+        images = [(read_idx(path, 3)[:, None] / np.float32(255)).astype(np.float32) for path in files[::2]]
+        labels = [read_idx(path, 1).astype(np.int64) for path in files[1::2]]
+        return Arrays("classification", 10, images[0], labels[0], images[1], labels[1])
 
 
 def read_idx(path: Path, dimensions: int) -> NDArray[np.uint8]:
@@ -63,19 +63,8 @@ def read_idx(path: Path, dimensions: int) -> NDArray[np.uint8]:
     if len(raw) < header:
         raise DataError(f"{path}: {len(raw)} bytes, shorter than its header of {header}: get it again")
     shape = struct.unpack(f">{dimensions}I", raw[4:header])
-    size = 1
-    for length in shape:
-        size *= length
-    if len(raw) != header + size:
+    if len(raw) != (expected_bytes := header + math.prod(shape)):
         raise DataError(
-            f"{path}: {len(raw)} bytes, expected {header + size} for {shape}: corrupt or cut short, get it again"
+            f"{path}: {len(raw)} bytes, expected {expected_bytes} for {shape}: corrupt or cut short, get it again"
         )
     return np.frombuffer(raw, dtype=np.uint8, offset=header).reshape(shape)
-
-
-def _images(raw: NDArray[np.uint8]) -> NDArray[Any]:
-    return (raw[:, None] / np.float32(255)).astype(np.float32)
-
-
-def _labels(raw: NDArray[np.uint8]) -> NDArray[Any]:
-    return raw.astype(np.int64)
