@@ -16,7 +16,7 @@ from scalebench.cluster.network import Network
 from scalebench.cluster.spec import Cluster
 from scalebench.comm.counters import SlowLinks, numbers
 from scalebench.comm.engines import available
-from scalebench.comm.in_flight import InFlight
+from scalebench.comm.in_flight import InFlight, Pending
 from scalebench.data.catalog import prepare
 from scalebench.errors import StudyError
 from scalebench.launch.mpirun import Launcher
@@ -285,19 +285,11 @@ def test_only_messages_over_slow_links_are_delayed():
     assert slow.adds_to_message(1_000_000, 2, 0) > 0 == slow.adds_to_message(1_000_000, 1, 2)
 
 
-class _Done:
-    """A completed request of the engine."""
-
-    def wait(self) -> None: ...
-    def done(self) -> bool:
-        return True
-
-
 def test_pending_allreduce_is_delayed_from_its_begin():
     clock, target = WallClock(), torch.zeros(2)
     clock.start()
     began = time.perf_counter()
-    flight = InFlight(_Done(), torch.ones(2), target, None, clock, began, numbers(), 1.0)
+    flight = InFlight(Pending(lambda: None, lambda: True), torch.ones(2), target, None, clock, began, numbers(), 1.0)
     assert not flight.done()
     time.sleep(0.05)  # compute that hides a part of it
     since = time.perf_counter()

@@ -164,7 +164,7 @@ class Server(Protocol):
     `part(i)`, the split of a payload, `parted`, and the joined replies, `joined`.
     """
 
-    def request(self, payload: Tensor | None) -> Tensor:
+    def request(self, payload: Tensor) -> Tensor:
         """Send `payload` to the server and block until its reply."""
 
 

@@ -8,7 +8,7 @@ import horovod.torch as hvd
 import torch
 from torch import Tensor
 
-from scalebench.comm.base import Request
+from scalebench.comm.in_flight import Pending
 from scalebench.comm.native import NativeCommunicator, add_in_order_
 from scalebench.comm.wire import concatenated
 from scalebench.errors import EngineError
@@ -31,12 +31,13 @@ class HorovodCommunicator(NativeCommunicator):
         self._refuse_bfloat16(tensor)
         hvd.synchronize(hvd.allreduce_async_(tensor, name=_name(op, tensor), op=_OPS[op]))
 
-    def _start_allreduce(self, tensor: Tensor, op: str) -> Request:
+    def _start_allreduce(self, tensor: Tensor, op: str) -> Pending:
         self._refuse_bfloat16(tensor)
         slot = next(slot for slot in range(len(self._slots) + 1) if slot not in self._slots)
         self._slots.add(slot)
         handle = hvd.allreduce_async_(tensor, name=f"{_name(op, tensor)}.{slot}", op=_OPS[op])
-        return _Handle(handle, slot, self._slots)
+        pending = Pending(lambda: hvd.synchronize(handle), lambda: hvd.poll(handle))
+        return pending.then(lambda: self._slots.discard(slot))
 
     def _refuse_bfloat16(self, tensor: Tensor) -> None:
         if tensor.dtype is torch.bfloat16:
@@ -77,20 +78,6 @@ class HorovodCommunicator(NativeCommunicator):
         received = self._alltoallv([rows if sends and rank != root else rows[:0] for rank in range(self.size)])
         if not sends:
             tensor.copy_(received[root].view_as(tensor))
-
-
-class _Handle:
-    """A Horovod handle and its name, in use until `wait`."""
-
-    def __init__(self, handle: int, slot: int, slots: set[int]) -> None:
-        self._handle, self._slot, self._slots = handle, slot, slots
-
-    def wait(self) -> None:
-        hvd.synchronize(self._handle)
-        self._slots.discard(self._slot)
-
-    def done(self) -> bool:
-        return bool(hvd.poll(self._handle))
 
 
 def _name(what: str, tensor: Tensor) -> str:

@@ -3,13 +3,30 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
+from typing import NamedTuple
 
 from torch import Tensor
 
-from scalebench.comm.base import Request
 from scalebench.comm.counters import Numbers
 from scalebench.comm.wire import unpack
 from scalebench.system.clock import Task, WallClock, sleep_until
+
+
+class Pending(NamedTuple):
+    """A pending operation of an engine."""
+
+    wait: Callable[[], object]
+    done: Callable[[], object]
+
+    def then(self, finish: Callable[[], object]) -> Pending:
+        """Return the operation with `finish` called at the end of its `wait`."""
+
+        def wait() -> None:
+            self.wait()
+            finish()
+
+        return Pending(wait, self.done)
 
 
 class InFlight:
@@ -22,7 +39,7 @@ class InFlight:
 
     def __init__(
         self,
-        raw: Request,
+        raw: Pending,
         packed: Tensor,
         target: Tensor,
         total: float | None,
@@ -56,4 +73,4 @@ class InFlight:
             self._log[self._place + 1], self._log[self._place + 2] = since, clock.mark
 
     def done(self) -> bool:
-        return self._landed or (self._raw.done() and time.perf_counter() >= self._came + self._slowed)
+        return self._landed or (bool(self._raw.done()) and time.perf_counter() >= self._came + self._slowed)

@@ -16,7 +16,7 @@ import torch
 from mpi4py import MPI
 from torch import Tensor
 
-from scalebench.comm.base import Request
+from scalebench.comm.in_flight import Pending
 from scalebench.comm.native import NativeCommunicator
 from scalebench.comm.wire import HALVES, concatenated
 from scalebench.system.clock import WallClock
@@ -42,7 +42,6 @@ class MpiCommunicator(NativeCommunicator):
     """Ranks of an mpi4py communicator; without a `clock` no time is recorded."""
 
     engine = "mpi"
-    most_counted = 2**31 - 1  # numbers in one alltoallv; MPI's counts and displacements are of 32 bits before MPI 4
 
     def __init__(self, mpi: MPI.Comm, clock: WallClock | None = None, parent: NativeCommunicator | None = None) -> None:
         super().__init__(mpi.rank, mpi.size, clock or WallClock(), parent)
@@ -97,14 +96,16 @@ class MpiCommunicator(NativeCommunicator):
         memory, _, kind = self._buffer(tensor)
         return [memory, chunk, kind]
 
-    def _start_allreduce(self, tensor: Tensor, op: str) -> Request:
+    def _start_allreduce(self, tensor: Tensor, op: str) -> Pending:
         if tensor.is_cuda:
-            return _Staged(tensor, self, op)
+            host = tensor.cpu()
+            return self._start_allreduce(host, op).then(lambda: tensor.copy_(host))
         if tensor.dtype in HALVES:
             every = torch.empty((self.size, *tensor.shape), dtype=tensor.dtype)
             raw = self.mpi.Iallgather(self._buffer(tensor), self._split_buffer(every, tensor.numel()))
-            return _MpiRequest(raw, tensor, every, op)
-        return _MpiRequest(self.mpi.Iallreduce(MPI.IN_PLACE, self._buffer(tensor), _OPS[op]))
+            return Pending(raw.Wait, raw.Test).then(lambda: tensor.copy_(_combine(every, op)))
+        raw = self.mpi.Iallreduce(MPI.IN_PLACE, self._buffer(tensor), _OPS[op])
+        return Pending(raw.Wait, raw.Test)
 
     def _reduce(self, tensor: Tensor, root: int, op: str) -> None:
         if tensor.is_cuda or tensor.dtype in HALVES:
@@ -138,15 +139,11 @@ class MpiCommunicator(NativeCommunicator):
         self.called(1)
         self.mpi.Alltoall(self._split_buffer(rows, 1), self._split_buffer(coming, 1))
         incoming = torch.empty((int(coming.sum()), *first.shape[1:]), dtype=first.dtype)
-        row = math.prod(first.shape[1:])
         send_memory, _, kind = self._buffer(outgoing)
         receive_memory, _, _ = self._buffer(incoming)
-        if max(outgoing.numel(), incoming.numel()) > self.most_counted:  # count rows instead of numbers
-            kind, row = kind.Create_contiguous(row).Commit(), 1
-        sent, received = (rows * row).tolist(), (coming * row).tolist()
-        self.mpi.Alltoallv([send_memory, sent, kind], [receive_memory, received, kind])
-        if not kind.is_predefined:
-            kind.Free()
+        row = kind.Create_contiguous(math.prod(first.shape[1:])).Commit()  # MPI's counts have 32 bits before MPI 4
+        self.mpi.Alltoallv([send_memory, lengths, row], [receive_memory, coming.tolist(), row])
+        row.Free()
         return list(torch.split(incoming.to(first.device), coming.tolist()))
 
     def _barrier(self) -> None:
@@ -163,39 +160,6 @@ class MpiCommunicator(NativeCommunicator):
         self.mpi.Recv(self._buffer(staged), source, tag)
         if staged is not tensor:
             tensor.copy_(staged)
-
-
-class _MpiRequest:
-    """An MPI request; gathered tensors in half precision are added in float32 on completion."""
-
-    def __init__(
-        self, raw: MPI.Request, tensor: Tensor | None = None, every: Tensor | None = None, op: str = ""
-    ) -> None:
-        self._raw, self._tensor, self._every, self._op = raw, tensor, every, op
-
-    def wait(self) -> None:
-        self._raw.Wait()
-        if self._tensor is not None and self._every is not None:
-            self._tensor.copy_(_combine(self._every, self._op))
-
-    def done(self) -> bool:
-        return bool(self._raw.Test())
-
-
-class _Staged:
-    """A pending allreduce of a device tensor through host memory."""
-
-    def __init__(self, tensor: Tensor, comm: MpiCommunicator, op: str) -> None:
-        self._tensor = tensor
-        self._host = tensor.cpu()
-        self._request = comm._start_allreduce(self._host, op)
-
-    def wait(self) -> None:
-        self._request.wait()
-        self._tensor.copy_(self._host)
-
-    def done(self) -> bool:
-        return self._request.done()
 
 
 def _combine(parts: Tensor, op: str) -> Tensor:

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from scalebench.comm.base import Request
 from scalebench.comm.counters import Counters
-from scalebench.comm.in_flight import InFlight
+from scalebench.comm.in_flight import InFlight, Pending
 from scalebench.comm.wire import divide_, pack, sum_of_weights, unpack
 from scalebench.errors import EngineError
 from scalebench.system.clock import Task
@@ -239,7 +239,7 @@ class NativeCommunicator(Counters, ABC):
     @abstractmethod
     def _allreduce(self, tensor: Tensor, op: str) -> None: ...
     @abstractmethod
-    def _start_allreduce(self, tensor: Tensor, op: str) -> Request: ...
+    def _start_allreduce(self, tensor: Tensor, op: str) -> Pending: ...
     @abstractmethod
     def _reduce(self, tensor: Tensor, root: int, op: str) -> None: ...
     @abstractmethod

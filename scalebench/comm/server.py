@@ -10,7 +10,6 @@ same decisions.
 
 from __future__ import annotations
 
-import pickle
 import time
 from collections.abc import Callable
 from typing import Any
@@ -23,10 +22,10 @@ from torch import Tensor
 from scalebench.comm.base import ServerRule
 from scalebench.comm.counters import Served, SlowLinks, linger, numbers
 from scalebench.comm.mpi import MpiCommunicator
-from scalebench.errors import EngineError, RunError
+from scalebench.errors import RunError
 from scalebench.system.clock import Task
 
-_OPEN, _CLOSE, _EMPTY, _PAYLOAD, _REPLY, _ORDER = range(1, 7)  # message tags
+_OPEN, _CLOSE, _PAYLOAD, _REPLY, _ORDER = range(1, 6)  # message tags
 _SPIN_S, _NAP_S = 1e-3, 5e-5  # seconds of polling without pause, then the pause between polls
 
 
@@ -43,29 +42,24 @@ class RankServer:
         self._comm, self._link, self._dtype = comm, link, dtype
         self._hosts = range(comm.size, link.size)
         shards = getattr(rule, "shards", 1)
-        if shards != len(self._hosts):
-            raise EngineError(f"the server's rule is spread over {shards} ranks, but there are {len(self._hosts)}")
+        assert shards == len(self._hosts), "as many servers as the strategy asks for are started"
         spread: Any = rule
         self._spread = spread if shards > 1 else None
         self._asked = 0
         if comm.rank == 0:
             for place, host in enumerate(self._hosts):
-                try:
-                    link.send(self._spread.part(place) if self._spread else rule, host, _OPEN)
-                except (TypeError, AttributeError, pickle.PicklingError) as error:
-                    raise EngineError(f"the server's rule cannot be sent to its rank: {error}") from None
+                link.send(self._spread.part(place) if self._spread else rule, host, _OPEN)
 
-    def request(self, payload: Tensor | None) -> Tensor:
+    def request(self, payload: Tensor) -> Tensor:
         """Send `payload` (flat or not) and wait for the reply: flat, in the server's dtype."""
         clock = self._comm.clock
         clock.did(Task.OTHER)
         asked, number = clock.mark, self._asked
         self._asked += 1
-        if payload is not None:
-            self._comm.tally(payload.numel() * payload.element_size())
+        self._comm.tally(payload.numel() * payload.element_size())
+        parts = self._spread.parted(payload) if self._spread else [payload]
         sending = [
-            self._link.Isend(buffer, host, _EMPTY if payload is None else _PAYLOAD)
-            for buffer, host in zip(self._parts(payload), self._hosts, strict=True)
+            self._link.Isend(_bytes_of(part), host, _PAYLOAD) for part, host in zip(parts, self._hosts, strict=True)
         ]
         replies = [_receive(self._link, host, _REPLY, self._dtype) for host in self._hosts]
         MPI.Request.Waitall(sending)
@@ -73,13 +67,7 @@ class RankServer:
         clock.did(Task.COMM)
         if clock.running:
             self._comm.event_log.requests.extend((number, asked, clock.mark))
-        return reply if payload is None else reply.to(payload.device)
-
-    def _parts(self, payload: Tensor | None) -> list[Any]:
-        """Return the part of `payload` for each server."""
-        if payload is None:
-            return [np.empty(0, dtype=np.uint8)] * len(self._hosts)
-        return [_bytes_of(part) for part in (self._spread.parted(payload) if self._spread else [payload])]
+        return reply.to(payload.device)
 
     def close(self) -> None:
         """End the requests of this worker; the servers' loops end when all workers have closed."""
@@ -120,7 +108,7 @@ class ServerLoop:
         """Answer requests until all workers have closed; return their number.
 
         Raises:
-            RunError: the rule leaves every worker waiting, or answers a worker without a request.
+            RunError: the rule leaves every worker waiting.
         """
         self._await_message(MPI.Status(), 0, _OPEN)
         rule: ServerRule = self._link.recv(source=0, tag=_OPEN)
@@ -135,7 +123,7 @@ class ServerLoop:
                 self._linger(worker, payload)
                 self._taken[worker] = (self._free, self._woken)
                 handled += 1
-                for released, reply in rule(worker, payload if tag == _PAYLOAD else None, now):
+                for released, reply in rule(worker, payload, now):
                     self._release(released, reply)
             self._free = self._now()
             self.busy_s += self._free - self._woken
@@ -148,7 +136,7 @@ class ServerLoop:
             self._complete(reply_sent)
         return handled
 
-    def _next(self, began: float) -> tuple[int, int, float, Tensor | None]:
+    def _next(self, began: float) -> tuple[int, int, float, Tensor]:
         """Return worker, tag, time and payload of the next request, chosen by the first server."""
         order = np.empty(3)
         status = MPI.Status()
@@ -157,7 +145,7 @@ class ServerLoop:
             self._link.Recv(order, self._workers, _ORDER)
             worker, tag, now = int(order[0]), int(order[1]), float(order[2])
             if tag == _CLOSE:
-                return worker, tag, now, None
+                return worker, tag, now, torch.empty(0)
             self._await_message(status, worker, tag)
             return worker, tag, now, self._receive(status)
         self._await_message(status, MPI.ANY_SOURCE, MPI.ANY_TAG)
@@ -177,14 +165,12 @@ class ServerLoop:
             time.sleep(0 if self._now() - began < _SPIN_S else _NAP_S)
         self._woken = self._now()
 
-    def _linger(self, worker: int, message: Tensor | None) -> None:
+    def _linger(self, worker: int, message: Tensor) -> None:
         """Sleep for the delay of slow links to this server, which is on the node of worker 0."""
-        if self._slow_links is not None and message is not None:
+        if self._slow_links is not None:
             linger(self._slow_links.adds_to_message(message.nbytes, worker, 0))
 
     def _release(self, worker: int, reply: Any) -> None:
-        if worker not in self._taken:
-            raise RunError(f"the server's rule answers worker {worker}, which has not asked")
         self._linger(worker, reply)
         self.served[worker].extend((*self._taken.pop(worker), self._woken))
         if worker in self._replying:

@@ -8,7 +8,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from scalebench.comm.base import Request
+from scalebench.comm.in_flight import Pending
 from scalebench.comm.native import NativeCommunicator
 from scalebench.comm.wire import concatenated, divide_
 from scalebench.system.clock import WallClock
@@ -50,8 +50,9 @@ class TorchCommunicator(NativeCommunicator):
             work.wait()
             divide_(piece, divisor)
 
-    def _start_allreduce(self, tensor: Tensor, op: str) -> Request:
-        return _TorchRequest(dist.all_reduce(tensor, _OPS[op], self.group, async_op=True))
+    def _start_allreduce(self, tensor: Tensor, op: str) -> Pending:
+        work = dist.all_reduce(tensor, _OPS[op], self.group, async_op=True)
+        return Pending(work.wait, work.is_completed)
 
     def _reduce(self, tensor: Tensor, root: int, op: str) -> None:
         # A reduce leaves partial sums on intermediate ranks, which therefore use a copy.
@@ -90,14 +91,3 @@ class TorchCommunicator(NativeCommunicator):
 
     def _recv(self, tensor: Tensor, source: int, tag: int) -> None:
         dist.recv(tensor, group=self.group, group_src=source, tag=tag)
-
-
-class _TorchRequest:
-    def __init__(self, work: dist.Work) -> None:
-        self._work = work
-
-    def wait(self) -> None:
-        self._work.wait()
-
-    def done(self) -> bool:
-        return bool(self._work.is_completed())

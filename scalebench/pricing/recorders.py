@@ -14,7 +14,7 @@ from scalebench.comm.base import Communicator, Overlap
 from scalebench.comm.wire import there_and_back, wire_bytes
 from scalebench.pricing.machine import name_of
 from scalebench.pricing.schedule import Event, RankGroups, Schedule
-from scalebench.strategies.server_weights import Push, Reply, ServerAnswer
+from scalebench.strategies.server_weights import Message, Reply
 from scalebench.system.clock import Ledger, Task
 
 _T = TypeVar("_T")
@@ -218,8 +218,7 @@ class RecordingServer:
         self._pushes = 0
 
     def request(self, payload: Any) -> Any:
-        if payload is not None:
-            self._comm.count(payload.nbytes)
-            self._clock.wrote(Event("request", payload.nbytes))
-        self._pushes += isinstance(payload, Push) and payload.vector.numel() > 0
-        return ServerAnswer(self._weights, Reply(0, True, 0, 0, self._pushes, 0))
+        self._comm.count(payload.nbytes)
+        self._clock.wrote(Event("request", payload.nbytes))
+        self._pushes += isinstance(payload, Message) and payload.vector.numel() > 0
+        return Message(self._weights, Reply(0, True, 0, 0, self._pushes, 0))

@@ -36,9 +36,6 @@ class AdPsgd(Averaging):
 
     neighbours: Literal["any", "ring"] = Field("any", description="who may be drawn: any worker, or two on a ring")
     every: int = Field(1, ge=1, description="batches between two averagings of a worker")
-    trailing: Literal["synchronise", "leave"] = Field(
-        "synchronise", description="the end of training averages all workers, or leaves them as they are"
-    )
 
     name: ClassVar[str] = "ad_psgd"
     summary: ClassVar[str] = "weights averaged with a random neighbour's, who does not wait"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 from pydantic import Field
 
@@ -12,6 +12,15 @@ from scalebench.strategies.replica_state import average_, floating_buffers, opti
 
 if TYPE_CHECKING:
     from torch import Tensor
+
+
+PerBlock = Annotated[
+    Literal["keep", "average", "reset", "reset_per_block"],
+    Field(
+        description="momentum and the like stay local, are averaged too, or are forgotten: at each average, or at each "
+        "ds-tensor block"
+    ),
+]
 
 
 class Averaging(Strategy):
@@ -94,18 +103,10 @@ def too_few_steps(setting: Setting, interval: int, start: int = 0) -> list[str]:
     """Warning where training ends before the first synchronisation, `interval` local steps after `start` steps."""
     if setting.workers == 1 or setting.steps is None:
         return []
-    steps = setting.training.epochs * setting.steps
-    if 0 < start >= steps:
-        return [
-            f"averages gradients after every batch to the end: the training has {steps} step{'s' * (steps > 1)}, so "
-            "that local SGD never begins"
-        ]
-    if start + interval > steps:
-        return [
-            f"{interval} local steps before the first synchronisation, but the training has {steps - start}: replicas "
-            "do not meet before it ends"
-        ]
-    return []
+    steps, first = setting.training.epochs * setting.steps, start + interval
+    if first <= steps:
+        return []
+    return [f"the first average of weights comes after {first} steps, but the training has {steps}"]
 
 
 def too_few_epochs(setting: Setting, option: str, interval: int) -> list[str]:

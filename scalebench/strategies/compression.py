@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from scalebench.errors import ModelError
 from scalebench.strategies.base import Worker
@@ -24,15 +24,17 @@ MIN_RATE = 2  # a matrix is worth compressing if that makes it this much smaller
 _SEED = 209652396  # of PowerSGD's first Q: the first number that torch's hook draws (RandomState(0))
 
 
-class Reducer(Protocol):
+class Reducer:
     """Puts the mean of all workers' vectors in place of each."""
 
-    def mean_(self, vector: Tensor) -> None: ...
+    def mean_(self, vector: Tensor) -> None:
+        raise NotImplementedError
+
     def forget(self) -> None:
-        """Reset to the state before the first call (after warm-up)."""
+        """Reset to the state before the first call (after warm-up), if there is any."""
 
 
-class Plain:
+class Plain(Reducer):
     """One allreduce, in the gradients' dtype or a `wire` of two bytes.
 
     Trap: the largest float16 is 65504; gradients whose sum is larger become infinite. bfloat16 has float32's range,
@@ -45,11 +47,8 @@ class Plain:
     def mean_(self, vector: Tensor) -> None:
         self._comm.allreduce_(vector, "mean", wire=self._wire)
 
-    def forget(self) -> None:
-        """Do nothing: there is no state."""
 
-
-class TopK:
+class TopK(Reducer):
     """Each worker sends the k = ceil(`keep` n) entries of c = g + e that are largest in magnitude; e <- c - sent.
 
     w gets (1/K) sum_i sent_i. Stich, Cordonnier and Jaggi, NeurIPS 2018, arXiv 1809.07599. k (4 + element size) bytes
@@ -87,7 +86,7 @@ class TopK:
         self.residual.zero_()
 
 
-class PowerSgd:
+class PowerSgd(Reducer):
     """Each weight matrix M (n x m) of c = g + e travels as P (n x r) and Q (m x r); e <- c - P Q^T.
 
     P <- mean_i M_i Q, orthonormalised; Q <- mean_i M_i^T P; all take P Q^T. Q is kept for the next step. Vogels,
@@ -224,13 +223,11 @@ def require_matrices(shapes: Sequence[tuple[int, ...]], rank: int) -> None:
 
 def powersgd_elements(model: Any, rank: int) -> int:
     """Numbers that a worker sends per step, once PowerSGD of `rank` has started."""
-    return sum(numbers_sent(tuple(parameter.shape), rank) for parameter in model.parameters())
-
-
-def numbers_sent(shape: tuple[int, ...], rank: int) -> int:
-    """Numbers of them for a parameter of this shape."""
-    elements, (rows, columns) = math.prod(shape), rows_and_columns(shape)
-    return (rows + columns) * min(rows, columns, rank) if shrinks(rows, columns, rank) else elements
+    sent = 0
+    for parameter in model.parameters():
+        n, m = rows_and_columns(tuple(parameter.shape))
+        sent += (n + m) * min(n, m, rank) if shrinks(n, m, rank) else parameter.numel()
+    return sent
 
 
 def rows_and_columns(shape: tuple[int, ...]) -> tuple[int, int]:

@@ -13,7 +13,7 @@ from scalebench.comm.base import Capability, Request
 from scalebench.errors import StudyError
 from scalebench.strategies.averaging import Averaging
 from scalebench.strategies.base import Batch, Setting, Synchronisation, Worker
-from scalebench.strategies.daso_schedule import BLOCKING, FIRST, Calls, Plateau, Skips, SkipSchedule, calls_of
+from scalebench.strategies.daso_schedule import BLOCKING, Calls, Plateau, Skips, SkipSchedule, calls_of
 from scalebench.strategies.registry import register
 from scalebench.strategies.replica_state import packed, unpack_
 
@@ -56,14 +56,8 @@ class DasoFixed(Averaging):
     engines: ClassVar[tuple[str, ...]] = ("mpi", "gloo", "nccl")
 
     def schedule(self, epochs: int) -> SkipSchedule:
-        return SkipSchedule(
-            epochs,
-            warm_up=self.warm_up_epochs,
-            cool_down=self.cool_down_epochs,
-            max_skip=self.global_skip,
-            first=Skips(self.global_skip, self.local_skip, self.wait),
-            plateau=None,
-        )
+        first = Skips(self.global_skip, self.local_skip, self.wait)
+        return SkipSchedule(epochs, self.warm_up_epochs, self.cool_down_epochs, first)
 
     def setup(self, worker: Worker) -> None:
         worker.state.schedule = self.schedule(worker.epochs)
@@ -103,16 +97,10 @@ class DasoFixed(Averaging):
     def check(self, setting: Setting) -> list[str]:
         workers, workers_per_node = setting.workers, setting.workers_per_node
         devices = self.devices_per_node or workers_per_node
-        if devices >= workers:
-            smaller = f", or set devices_per_node to at most {workers // 2}" if workers > 1 else ""
+        if devices >= workers or workers % devices:
             raise StudyError(
-                f"strategy {self.name} at {workers} workers: one node of {devices} devices holds them all; it needs 2 "
-                f"nodes, so start at {2 * devices} workers{smaller}"
-            )
-        if workers % devices:
-            raise StudyError(
-                f"strategy {self.name} at {workers} workers: they do not fill whole nodes of {devices} devices; use a "
-                f"multiple of {devices} workers or a devices_per_node that divides {workers}"
+                f"strategy {self.name} at {workers} workers: they do not fill 2 or more whole nodes of {devices} "
+                f"devices; use a multiple of {devices}, from {2 * devices} workers on, or another devices_per_node"
             )
         if devices > workers_per_node:
             raise StudyError(
@@ -120,19 +108,17 @@ class DasoFixed(Averaging):
                 f"a node has devices; set it to at most {workers_per_node}, the workers that share a node"
             )
         epochs = setting.training.epochs
-        blocking = self.warm_up_epochs + self.cool_down_epochs
-        if epochs > blocking and self.wait <= self.global_skip:
-            return []
-        if epochs > blocking:
+        if epochs <= self.warm_up_epochs + self.cool_down_epochs:
+            return [
+                f"never cycles: the epochs, {epochs}, are no more than its {self.warm_up_epochs} of warm-up and "
+                f"{self.cool_down_epochs} of cool-down, so that it blocks after every batch"
+            ]
+        if self.wait > self.global_skip:
             return [
                 f"wait {self.wait} is more than global_skip {self.global_skip}: a sum is merged at the next one, after "
-                f"{self.global_skip} batches, but weighs as one that was {self.wait} in flight; use wait: "
-                f"{self.global_skip} or less"
+                f"{self.global_skip} batches, but weighs as one that was {self.wait} in flight"
             ]
-        return [
-            f"never cycles: {epochs} epoch{'s are' if epochs > 1 else ' is'} no more than its {self.warm_up_epochs} of "
-            f"warm-up and {self.cool_down_epochs} of cool-down, so that it blocks after every batch"
-        ]
+        return []
 
 
 @register()
@@ -156,14 +142,8 @@ class DasoHeat(DasoFixed):
     source: ClassVar[str] = "Coquelin et al., J. Big Data 2022; heat.optim.DASO 1.8.0"
 
     def schedule(self, epochs: int) -> SkipSchedule:
-        return SkipSchedule(
-            epochs,
-            warm_up=self.warm_up_epochs,
-            cool_down=self.cool_down_epochs,
-            max_skip=self.max_global_skips,
-            first=FIRST,
-            plateau=Plateau(self.stability, self.patience),
-        )
+        first, plateau = Skips(self.global_skip, self.local_skip, self.wait), Plateau(self.stability, self.patience)
+        return SkipSchedule(epochs, self.warm_up_epochs, self.cool_down_epochs, first, self.max_global_skips, plateau)
 
 
 class Exchange:

@@ -18,7 +18,6 @@ class Skips(NamedTuple):
 
 
 BLOCKING = Skips(0, 0, 0)
-FIRST = Skips(4, 1, 1)
 
 
 class Plateau:
@@ -54,7 +53,13 @@ class SkipSchedule:
     """
 
     def __init__(
-        self, epochs: int, *, warm_up: int, cool_down: int, max_skip: int, first: Skips, plateau: Plateau | None
+        self,
+        epochs: int,
+        warm_up: int,
+        cool_down: int,
+        first: Skips,
+        max_skip: int = 0,
+        plateau: Plateau | None = None,
     ) -> None:
         self._warm_up, self._cooling = warm_up, epochs - cool_down
         self._max_skip, self.first, self._plateau = max_skip, first, plateau

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, ClassVar, Literal
 from pydantic import Field
 
 from scalebench.comm.base import Capability
-from scalebench.strategies.averaging import Averaging, too_few_epochs
+from scalebench.strategies.averaging import Averaging, PerBlock, too_few_epochs
 from scalebench.strategies.base import Setting, Synchronisation, Worker
 from scalebench.strategies.registry import register
 from scalebench.strategies.replica_state import average_, packed, unpack_
@@ -34,11 +34,7 @@ class EpochAsync(Averaging):
     """
 
     every: int = Field(1, ge=1, description="epochs between two synchronisations")
-    optimizer_state: Literal["keep", "average", "reset", "reset_per_block"] = Field(  # type: ignore[assignment]
-        "keep",
-        description="momentum and the like stay local, are averaged too, or are forgotten: at each average, or at each "
-        "ds-tensor block",
-    )
+    optimizer_state: PerBlock = "keep"  # type: ignore[assignment]
     merge: Literal["half", "inverse_k"] = Field("half", description="weight of the merging worker: 1/2 or 1/K")
     trailing: Literal["synchronise", "leave"] = Field(
         "leave", description="a partial interval at the end is merged before the final mean, or not (the paper's rule)"

@@ -6,7 +6,7 @@ from typing import ClassVar, Literal
 
 from pydantic import Field
 
-from scalebench.strategies.averaging import Averaging, too_few_epochs
+from scalebench.strategies.averaging import Averaging, PerBlock, too_few_epochs
 from scalebench.strategies.base import Setting, Synchronisation, Worker
 from scalebench.strategies.registry import register
 from scalebench.strategies.replica_state import average_at_master_
@@ -25,11 +25,7 @@ class EpochAverage(Averaging):
 
     every: int = Field(1, ge=1, description="epochs between two synchronisations")
     aggregation: Literal["allreduce", "master"] = Field("allreduce", description="how the mean is formed")
-    optimizer_state: Literal["keep", "average", "reset", "reset_per_block"] = Field(  # type: ignore[assignment]
-        "keep",
-        description="momentum and the like stay local, are averaged too, or are forgotten: at each average, or at each "
-        "ds-tensor block",
-    )
+    optimizer_state: PerBlock = "keep"  # type: ignore[assignment]
 
     name: ClassVar[str] = "epoch_average"
     summary: ClassVar[str] = "weights averaged every n epochs"

@@ -32,9 +32,6 @@ class FedAvg(Averaging):
     weighting: Literal["uniform", "samples"] = Field(
         "samples", description="weight of a client in the mean: 1, or n_i, the samples of its shard"
     )
-    trailing: Literal["synchronise", "leave"] = Field(
-        "synchronise", description="a round cut short by the end of training is averaged, or left as it is"
-    )
 
     name: ClassVar[str] = "fedavg"
     summary: ClassVar[str] = "a sample of clients trains some epochs, weights averaged by their samples"

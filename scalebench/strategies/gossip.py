@@ -34,9 +34,6 @@ class Gossip(Averaging):
 
     peers: Literal["ring", "pair"] = Field("ring", description="whom a worker mixes with")
     every: int = Field(1, ge=1, description="batches between two mixings")
-    trailing: Literal["synchronise", "leave"] = Field(
-        "synchronise", description="the end of training averages all workers, or leaves them as they are"
-    )
 
     name: ClassVar[str] = "gossip"
     summary: ClassVar[str] = "weights mixed with neighbours on a ring, or with a random partner"

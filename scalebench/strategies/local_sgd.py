@@ -115,7 +115,7 @@ class PostLocalSgd(Averaging):
         return self.averaged_every(self.steps)
 
     def check(self, setting: Setting) -> list[str]:
-        check_subgroup(self.name, self.subgroup, setting)
+        require_divisors(self.name, "subgroup", [self.subgroup or setting.workers_per_node], setting.workers)
         return too_few_steps(setting, self.first or self.steps, self.start)
 
 
@@ -171,6 +171,10 @@ class HierarchicalLocalSgd(Averaging):
                 return size
         return 1
 
+    def due(self, taken: int) -> bool:
+        """Return True if weights are averaged after `taken` steps."""
+        return self.group_after(taken) > 1
+
     def in_agreement(self, worker: Worker, epoch: int) -> bool:
         ended = worker.is_last(epoch) and self.trailing == "synchronise"
         return ended or self.group_after(worker.state.taken) >= worker.size
@@ -181,7 +185,7 @@ class HierarchicalLocalSgd(Averaging):
 
     def check(self, setting: Setting) -> list[str]:
         workers = setting.workers
-        check_groups(self.name, self.groups, workers)
+        require_divisors(self.name, "groups", self.groups, workers)
         found = too_few_steps(setting, self.first or min(self.groups.values()))
         if max(self.groups) < workers:
             when = "at the end of training only" if self.trailing == "synchronise" else "never"
@@ -195,29 +199,13 @@ def ends_interval(taken: int, steps: int, first: int | None) -> bool:
     return taken >= first and (taken - first) % steps == 0
 
 
-def check_subgroup(name: str, subgroup: int, setting: Setting) -> None:
-    """Refuse a `subgroup` of strategy `name` that leaves workers over; 0 stands for the workers of a node."""
-    workers = setting.workers
-    size = subgroup or setting.workers_per_node
-    if size >= workers or workers % size == 0:
-        return
-    if subgroup:
-        raise StudyError(
-            f"strategy {name}: option 'subgroup' {size} does not divide {workers} workers; use a divisor of {workers}"
-        )
-    raise StudyError(
-        f"strategy {name}: option 'subgroup' 0 is the {size} workers of a node, which do not divide {workers} workers; "
-        f"use a multiple of {size} workers, or a subgroup that is a divisor of {workers}"
-    )
-
-
-def check_groups(name: str, sizes: Iterable[int], workers: int) -> None:
-    """Refuse group `sizes` of strategy `name` that leave workers over."""
+def require_divisors(name: str, option: str, sizes: Iterable[int], workers: int) -> None:
+    """Refuse group `sizes`, of an `option` of strategy `name`, that leave workers over."""
     for size in sizes:
         if size < workers and workers % size:
             raise StudyError(
-                f"strategy {name}: option 'groups': size {size} does not divide {workers} workers; "
-                f"use a divisor of {workers}"
+                f"strategy {name}: option {option!r}: groups of {size} do not divide {workers} workers; use a divisor "
+                f"of {workers}, or a multiple of {size} workers"
             )
 
 

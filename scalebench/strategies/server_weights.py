@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import copy
 import struct
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from scalebench.strategies.server_rules import Gate
@@ -31,26 +32,15 @@ class Reply(NamedTuple):
     mark: int  # e + 1: these weights end epoch e; 0: they end none
 
 
-class Push(NamedTuple):
-    """Message to a server of the same process; as many bytes as the packed one."""
+class Message(NamedTuple):
+    """A push or a reply within one process: as many bytes as the packed one."""
 
     vector: Tensor
-    numbers: list[float]
+    numbers: Any  # of a push a list; of a reply a `Reply`
 
     @property
     def nbytes(self) -> int:
         return self.vector.nbytes + _NUMBER_BYTES * len(self.numbers)
-
-
-class ServerAnswer(NamedTuple):
-    """Reply of a server of the same process."""
-
-    weights: Tensor
-    reply: Reply
-
-    @property
-    def nbytes(self) -> int:
-        return self.weights.nbytes + _NUMBER_BYTES * len(self.reply)
 
 
 class ParameterServer:
@@ -102,7 +92,10 @@ class ParameterServer:
 
     def parted(self, payload: Tensor) -> list[Tensor]:
         """Split a push into one piece for each server, each with the numbers."""
-        return _in_pieces(payload, PUSH_NUMBERS, self.shards)
+        import torch
+
+        cut = payload.numel() - _elements(PUSH_NUMBERS, payload)
+        return [torch.cat([piece, payload[cut:]]) for piece in payload[:cut].tensor_split(self.shards)]
 
     def joined(self, replies: list[Tensor]) -> Tensor:
         """Join the replies of all servers into one."""
@@ -112,12 +105,11 @@ class ParameterServer:
         return torch.cat([*(reply[:-cut] for reply in replies[:-1]), replies[-1]])
 
     def __call__(self, worker: int, payload: Any, now: float) -> list[tuple[int, Any]]:
-        """Replies are packed as the payload was: one flat tensor, or where it is a `Push`, an `Answer`."""
-        in_process = isinstance(payload, Push)
-        gradient, numbers = payload if in_process else unpack(payload, PUSH_NUMBERS)
+        """Replies are packed as the payload was: one flat tensor, or a `Message`."""
+        packed = not isinstance(payload, Message)
+        gradient, numbers = unpack(payload, PUSH_NUMBERS) if packed else payload
         released = self.on_push(worker, gradient, now, *numbers) if gradient.numel() else [worker]
-        reply = self._answer if in_process else self._packed
-        return [(each, reply(each)) for each in released]
+        return [(each, self._reply(each, packed)) for each in released]
 
     def on_push(self, worker: int, gradient: Tensor, now: float, lr: float, weight: float = 1.0) -> list[int]:
         """Apply `weight` * gradient of `worker` at `now`, reusing its memory; return the released workers."""
@@ -152,20 +144,17 @@ class ParameterServer:
         staleness, used, lead = self._heard[worker]
         return Reply(staleness, used, lead, self.gate.lead(worker), self.gate.rounds, mark)
 
-    # A worker has copied its last reply before it pushes again: the memory can be reused.
-
-    def _packed(self, worker: int) -> Tensor:
-        numbers = [float(number) for number in self._told(worker)]
-        message = self._replies[worker] = pack(self._weights, numbers, self._replies[worker])
-        return message
-
-    def _answer(self, worker: int) -> ServerAnswer:
-        before = self._replies[worker]
-        weights = self._replies[worker] = self._weights.clone() if before is None else before.copy_(self._weights)
-        return ServerAnswer(weights, self._told(worker))
+    def _reply(self, worker: int, packed: bool) -> Any:
+        """The weights and what is told of them; a worker has copied its last reply, whose memory is reused."""
+        numbers, memory = self._told(worker), self._replies[worker]
+        if packed:
+            message = self._replies[worker] = pack(self._weights, numbers, memory)
+            return message
+        weights = self._replies[worker] = self._weights.clone() if memory is None else memory.copy_(self._weights)
+        return Message(weights, numbers)
 
 
-def pack(vector: Tensor, numbers: list[float], into: Tensor | None = None) -> Tensor:
+def pack(vector: Tensor, numbers: Sequence[float], into: Tensor | None = None) -> Tensor:
     """`vector` followed by `numbers` in float64, bit for bit, as one flat tensor of the vector's dtype.
 
     `into`: an earlier such message to be overwritten; new memory costs more than copying.
@@ -193,13 +182,6 @@ def _elements(numbers: int, message: Tensor) -> int:
     return numbers * _NUMBER_BYTES // message.element_size()
 
 
-def _in_pieces(message: Tensor, numbers: int, pieces: int) -> list[Tensor]:
-    import torch
-
-    cut = message.numel() - _elements(numbers, message)
-    return [torch.cat([piece, message[cut:]]) for piece in message[:cut].tensor_split(pieces)]
-
-
 def read_reply(message: Tensor) -> tuple[Tensor, Reply]:
     """Weights and numbers of a reply."""
     weights, numbers = unpack(message, len(Reply._fields))
@@ -214,6 +196,6 @@ def request(server: Any, vector: Tensor, numbers: list[float], into: Tensor | No
     in this process, which a virtual one is, takes `vector` itself, and its memory.
     """
     if getattr(server, "in_process", False):
-        answer: ServerAnswer = server.request(Push(vector, numbers))
+        answer: Message = server.request(Message(vector, numbers))
         return answer
     return read_reply(server.request(pack(vector, numbers, into)))

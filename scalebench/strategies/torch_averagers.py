@@ -17,7 +17,7 @@ from pydantic import Field, PositiveInt
 from scalebench.comm.base import Capability
 from scalebench.errors import StudyError
 from scalebench.strategies.base import Batch, Setting, Strategy, Synchronisation, Worker
-from scalebench.strategies.local_sgd import HierarchicalLocalSgd, LocalSgd, PostLocalSgd, check_groups, check_subgroup
+from scalebench.strategies.local_sgd import HierarchicalLocalSgd, LocalSgd, PostLocalSgd, require_divisors
 from scalebench.strategies.registry import register
 
 Rule = LocalSgd | PostLocalSgd | HierarchicalLocalSgd
@@ -33,18 +33,18 @@ class TorchAverager(Strategy):
 
     @property
     def rule(self) -> Rule:
-        """Our strategy with the same arithmetic."""
+        """Our strategy with the same arithmetic, which leaves a partial interval as it is."""
         raise NotImplementedError
 
     def setup(self, worker: Worker) -> None:
-        worker.state.rule = self.rule
         self.rule.setup(worker)
 
     def train_epoch(self, worker: Worker, epoch: int) -> None:
         self.rule.train_epoch(worker, epoch)
+        _conclude(self.rule, worker, epoch)
 
     def in_agreement(self, worker: Worker, epoch: int) -> bool:
-        return self.rule.in_agreement(worker, epoch)
+        return worker.is_last(epoch) or self.rule.in_agreement(worker, epoch)
 
     @property
     def synchronisation(self) -> Synchronisation:
@@ -61,8 +61,8 @@ class RealAverager:
         worker.local_step(batch)
         worker.state.taken += 1
         worker.state.averager.average_parameters(worker.model.parameters())
-        if averages_now(worker):
-            rule = worker.state.rule
+        rule = worker.state.rule
+        if rule.due(worker.state.taken):
             group = rule.group_after(worker.state.taken) if isinstance(rule, HierarchicalLocalSgd) else None
             worker.comm.carried(worker.parameters.nbytes, group, calls=1)  # torch flattens them too
 
@@ -70,8 +70,7 @@ class RealAverager:
         for batch in worker.batches(epoch):
             self.step(worker, batch)
         reattach(worker)
-        if worker.is_last(epoch) and not agreed_by_torch(worker):
-            worker.comm.allreduce_(worker.parameters, "mean")
+        _conclude(worker.state.rule, worker, epoch)
 
 
 def _begin(strategy: TorchAverager, worker: Worker) -> None:
@@ -79,18 +78,9 @@ def _begin(strategy: TorchAverager, worker: Worker) -> None:
     worker.use_optimizer(lambda optimizer: optimizer)
 
 
-def agreed_by_torch(worker: Worker) -> bool:
-    """Return True if torch has left all replicas equal after the step just made."""
-    rule, taken = worker.state.rule, worker.state.taken
-    if isinstance(rule, HierarchicalLocalSgd):
-        return rule.group_after(taken) >= worker.size
-    return bool(rule.due(taken) or (isinstance(rule, PostLocalSgd) and taken <= rule.start))
-
-
-def averages_now(worker: Worker) -> bool:
-    """Return True if torch averages after the step just made."""
-    rule, taken = worker.state.rule, worker.state.taken
-    return bool(rule.group_after(taken) > 1 if isinstance(rule, HierarchicalLocalSgd) else rule.due(taken))
+def _conclude(rule: Rule, worker: Worker, epoch: int) -> None:
+    if worker.is_last(epoch) and not rule.in_agreement(worker, epoch):
+        worker.comm.allreduce_(worker.parameters, "mean")
 
 
 @register("virtual")
@@ -106,7 +96,7 @@ class VirtualTorchLocalSgd(TorchAverager):
 
     @property
     def rule(self) -> Rule:
-        return LocalSgd(steps=self.period, first=self.warmup + 1, buffers="keep")
+        return LocalSgd(steps=self.period, first=self.warmup + 1, buffers="keep", trailing="leave")
 
 
 @register()
@@ -140,12 +130,7 @@ class VirtualTorchHierarchical(TorchAverager):
 
     @property
     def rule(self) -> HierarchicalLocalSgd:
-        return HierarchicalLocalSgd(groups=self.groups, first=1, buffers="keep")
-
-    def train_epoch(self, worker: Worker, epoch: int) -> None:
-        self.rule.model_copy(update={"trailing": "leave"}).train_epoch(worker, epoch)
-        if worker.is_last(epoch) and not agreed_by_torch(worker):
-            worker.comm.allreduce_(worker.parameters, "mean")
+        return HierarchicalLocalSgd(groups=self.groups, first=1, buffers="keep", trailing="leave")
 
     def check(self, setting: Setting) -> list[str]:
         if max(self.groups) < setting.workers:
@@ -153,7 +138,7 @@ class VirtualTorchHierarchical(TorchAverager):
                 f"strategy {self.name}: option 'groups': the largest group, {max(self.groups)}, has to hold all "
                 f"{setting.workers} workers; add a size of {setting.workers} or more"
             )
-        check_groups(self.name, self.groups, setting.workers)
+        require_divisors(self.name, "groups", self.groups, setting.workers)
         return super().check(setting)
 
 
@@ -194,10 +179,11 @@ class VirtualTorchPostLocalSgd(TorchAverager):
 
     @property
     def rule(self) -> Rule:
-        return PostLocalSgd(start=self.start, steps=self.period, first=1, subgroup=self.subgroup, buffers="keep")
+        policies = {"subgroup": self.subgroup, "buffers": "keep", "trailing": "leave"}
+        return PostLocalSgd(start=self.start, steps=self.period, first=1, **policies)
 
     def check(self, setting: Setting) -> list[str]:
-        check_subgroup(self.name, self.subgroup, setting)
+        require_divisors(self.name, "subgroup", [self.subgroup or setting.workers_per_node], setting.workers)
         return super().check(setting)
 
 
@@ -241,7 +227,7 @@ class TorchPostLocalSgd(RealAverager, VirtualTorchPostLocalSgd):
         worker.state.taken += 1
         if weighted or worker.state.hook.post_local_gradient_allreduce:
             worker.comm.count(worker.gradients.nbytes)
-        if not weighted and averages_now(worker):
+        if not weighted and worker.state.rule.due(worker.state.taken):
             worker.comm.count(worker.parameters.nbytes)
 
 

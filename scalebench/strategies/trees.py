@@ -5,12 +5,13 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from scalebench.strategies.base import Worker
+from scalebench.strategies.compression import Reducer
 
 if TYPE_CHECKING:
     from torch import Tensor
 
 
-class Tree:
+class Tree(Reducer):
     """Binomial reduce to worker 0, then binomial broadcast: 2 ceil(lg p)(a + n/B) + ceil(lg p) n gamma.
 
     Besch and Pohl, PDP 1995 (only the abstract is public: a reconstruction). A virtual run charges exactly this where
@@ -39,11 +40,8 @@ class Tree:
                 comm.send(vector, rank + stride)
             stride //= 2
 
-    def forget(self) -> None:
-        """There is nothing to forget."""
 
-
-class TwoLevel:
+class TwoLevel(Reducer):
     """Sum onto the first worker of each node, allreduce between those, broadcast inside each node.
 
     Inside the nodes the n bytes cross fast links only; between them each node sends once, however many workers it has.
@@ -62,6 +60,3 @@ class TwoLevel:
         if self._node.size > 1:
             self._node.broadcast_(vector, 0)
         vector.div_(self._size)
-
-    def forget(self) -> None:
-        """There is nothing to forget."""

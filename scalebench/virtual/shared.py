@@ -69,9 +69,9 @@ class VirtualServer:
     def __init__(self, state: ServerState, comm: VirtualCommunicator) -> None:
         self._state, self._comm = state, comm
 
-    def request(self, payload: Tensor | None) -> Tensor:
+    def request(self, payload: Tensor) -> Tensor:
         state, comm, clock = self._state, self._comm, self._comm.clock
-        nbytes = 0 if payload is None else payload.nbytes
+        nbytes = payload.nbytes
         if not clock.running:
             return state.answer_now(comm, payload)
         asked = clock.now
@@ -111,7 +111,7 @@ class ServerState:
 
     def handle(self, comm: VirtualCommunicator, payload: Any, arrival: float) -> None:
         """Serve one request that arrives at `arrival`, and send every reply that the rule releases."""
-        nbytes = 0 if payload is None else payload.nbytes
+        nbytes = payload.nbytes
         begin = max(arrival, self.free_at)
         updates = getattr(self.rule, "updates", 0)
         replies = comm.clock.execute(self.rule, comm.world_rank, payload, begin)

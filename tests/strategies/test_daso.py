@@ -245,14 +245,14 @@ def test_pending_sum_costs_less_than_a_blocking_one(play):
 def test_impossible_setting_is_refused_in_one_line(name):
     strategy = registry.create(name, {})
     for workers, per_node, message in [
-        (1, 4, "one node of 4 devices holds them all; it needs 2 nodes, so start at 8 workers$"),
-        (4, 4, "start at 8 workers, or set devices_per_node to at most 2"),
-        (6, 4, "do not fill whole nodes of 4 devices"),
+        (1, 4, "do not fill 2 or more whole nodes of 4 devices; use a multiple of 4, from 8 workers on"),
+        (4, 4, "from 8 workers on, or another devices_per_node"),
+        (6, 4, "do not fill 2 or more whole nodes of 4 devices"),
     ]:
         with pytest.raises(StudyError, match=message) as caught:
             strategy.check(setting(workers, per_node, epochs=9))
         assert "\n" not in str(caught.value)
-    with pytest.raises(StudyError, match="one node of 8 devices"):
+    with pytest.raises(StudyError, match="whole nodes of 8 devices"):
         registry.create(name, {"devices_per_node": 8}).check(setting(8, 4, epochs=9))
     with pytest.raises(StudyError, match=r"devices_per_node 4 asks for more groups .* set it to at most 1,"):
         registry.create(name, {"devices_per_node": 4}).check(setting(8, 1, epochs=9))
@@ -263,13 +263,13 @@ def test_impossible_setting_is_refused_in_one_line(name):
 def test_training_without_a_cycle_is_warned_of():
     strategy = registry.create("daso-heat", {})
     assert (
-        "never cycles: 8 epochs are no more than its 4 of warm-up and 4 of cool-down"
+        "never cycles: the epochs, 8, are no more than its 4 of warm-up and 4 of cool-down"
         in strategy.check(setting(8, 4, epochs=8))[0]
     )
     assert strategy.check(setting(8, 4, epochs=9)) == []
     fixed = registry.create("daso-fixed", {"warm_up_epochs": 2, "cool_down_epochs": 1})
     assert (
-        "never cycles: 3 epochs are no more than its 2 of warm-up and 1 of cool-down"
+        "never cycles: the epochs, 3, are no more than its 2 of warm-up and 1 of cool-down"
         in fixed.check(setting(8, 4, epochs=3))[0]
     )
     assert (

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from scalebench.errors import StudyError
 from scalebench.strategies import registry
 from scalebench.strategies.server_rules import Elastic, Gate, Lockstep
-from scalebench.strategies.server_weights import PUSH_NUMBERS, ParameterServer, Push, Reply, pack, read_reply, unpack
+from scalebench.strategies.server_weights import PUSH_NUMBERS, Message, ParameterServer, Reply, pack, read_reply, unpack
 from tests.conftest import setting
 
 FAMILY = ["bsp", "asp", "ssp", "dssp", "elastic_bsp"]
@@ -285,15 +285,15 @@ def test_server_in_the_same_process_equals_one_that_gets_messages(gate, dtype):
     for turn in range(12):
         gradient = torch.randn(7, generator=random, dtype=dtype)
         numbers = [0.1 + turn / 7, 1.0 + turn]
-        message, pushed = pack(gradient, numbers), Push(gradient.clone(), numbers)
+        message, pushed = pack(gradient, numbers), Message(gradient.clone(), numbers)
         assert pushed.nbytes == message.nbytes
         replies, answers = afar(turn % 3, message, float(turn)), here(turn % 3, pushed, float(turn))
         assert [to for to, _ in replies] == [to for to, _ in answers]
         for (to, reply), (_, answer) in zip(replies, answers, strict=True):
             assert answer.nbytes == reply.nbytes
             expected, heard = read_reply(reply)
-            assert answer.reply == heard
-            held[to] = expected.clone(), answer.weights
+            assert answer.numbers == heard
+            held[to] = expected.clone(), answer.vector
         assert all(torch.equal(expected, kept) for expected, kept in held.values())
     assert len(held) == 3
 

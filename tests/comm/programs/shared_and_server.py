@@ -76,7 +76,6 @@ class Ticket:
         self.tickets = 0
 
     def __call__(self, worker, payload, now):
-        assert payload is None
         self.tickets += 1
         return [(worker, torch.tensor([float(self.tickets)]))]
 
@@ -114,7 +113,7 @@ def means(server):
 def tickets(server):
     if rank < size - 2:
         workers_mpi.recv(source=rank + 1)  # the last worker asks first
-    ticket = server.request(None).item()
+    ticket = server.request(torch.empty(0)).item()
     if rank > 0:
         workers_mpi.send("your turn", rank - 1)
     return ticket
@@ -136,7 +135,7 @@ def beats_until_taken(server):
     if rank:
         workers_mpi.recv(source=0)
         for _ in range(3):
-            server.request(None)
+            server.request(torch.empty(0))
         workers_mpi.send("served", 0)
         return None
     WORLD.Send(torch.empty(0).numpy(), size - 1, tag=3)  # asks, and does not look for the answer
@@ -152,7 +151,7 @@ def beats_until_taken(server):
         time.sleep(0.001)
         heard = read_heartbeats(heartbeats)[0].beats
         started = started or heard
-    WORLD.Recv(torch.empty(1_000_000).numpy(), size - 1, tag=5)
+    WORLD.Recv(torch.empty(1_000_000).numpy(), size - 1, tag=4)
     for other in range(1, size - 1):
         workers_mpi.recv(source=other)
     return heard - started
@@ -175,7 +174,7 @@ if rank == size - 1:
     except RunError as error:
         WORLD.send(str(error), 0, tag=9)
     for worker in range(size - 1):
-        WORLD.Send(torch.zeros(1).numpy(), worker, tag=5)  # what the rule would not send
+        WORLD.Send(torch.zeros(1).numpy(), worker, tag=4)  # what the rule would not send
 else:
     RankServer(workers_comm, WORLD, Deaf()).request(torch.zeros(1))
 if rank == 0:
