@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from scalebench.data.builder import DATASETS, Allocate, Arrays, DatasetBuilder, check
-from scalebench.data.dataset import ARRAY_NAMES, FORMAT_VERSION, META, Dataset, open_dataset
+from scalebench.data.dataset import ARRAY_NAMES, FORMAT_VERSION, META, Dataset, open_dataset, shapes_of
 from scalebench.data.split import validation_split
 from scalebench.errors import DataError
 from scalebench.study.spec import Training
@@ -128,16 +128,14 @@ def _build(builder: DatasetBuilder, make: Callable[[Allocate], Arrays], folder: 
     arrays = make(allocate)
     check(builder.name, arrays)
     digest = hashlib.sha256()
-    shapes = {}
-    for name in ARRAY_NAMES:
-        array: NDArray[Any] = getattr(arrays, name)
+    named: dict[str, NDArray[Any]] = {name: getattr(arrays, name) for name in ARRAY_NAMES}
+    for name, array in named.items():
         path = folder / f"{name}.npy"
         if path.exists():
             assert isinstance(array, np.memmap)
             array.flush()
         else:
             np.save(path, array, allow_pickle=False)
-        shapes[name] = {"shape": list(array.shape), "dtype": array.dtype.name}
         digest.update(f"{name} {array.dtype.str} {array.shape}".encode())
         rows = max(1, _HASH_BYTES // max(1, array[:1].nbytes))
         for start in range(0, len(array), rows):
@@ -149,7 +147,7 @@ def _build(builder: DatasetBuilder, make: Callable[[Allocate], Arrays], folder: 
         "task": arrays.task,
         "outputs": arrays.outputs,
         "sha256": digest.hexdigest(),
-        "arrays": shapes,
+        "arrays": shapes_of(named),
     }
     (folder / META).write_text(json.dumps(meta, indent=1) + "\n")
 

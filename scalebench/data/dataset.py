@@ -71,27 +71,14 @@ def open_dataset(folder: Path) -> Dataset:
     folder = Path(folder)
     try:
         meta = json.loads((folder / META).read_text())
-        if meta["format"] != FORMAT_VERSION:
-            raise DataError(
-                f"{folder}: data format {meta['format']}, expected {FORMAT_VERSION}; delete it to rebuild it"
-            )
-        arrays = {name: _open_array(folder, name, meta["arrays"][name]) for name in ARRAY_NAMES}
+        arrays = {name: np.load(folder / f"{name}.npy", mmap_mode="r", allow_pickle=False) for name in ARRAY_NAMES}
+        if (meta["format"], meta["arrays"]) != (FORMAT_VERSION, shapes_of(arrays)):
+            raise ValueError(f"its format or arrays are not those of {META}")
         return Dataset(meta["name"], meta["task"], meta["outputs"], **arrays, sha256=meta["sha256"], folder=folder)
-    except OSError as error:
-        raise DataError(f"{folder}: not a cached data set ({error.strerror or error}: {error.filename})") from None
-    except (ValueError, KeyError, TypeError) as error:
-        raise DataError(f"{folder}/{META}: not readable ({error}); delete the folder to rebuild it") from None
+    except (OSError, ValueError, EOFError, KeyError, TypeError) as error:
+        raise DataError(f"{folder}: not a whole cached data set ({error}); delete it to rebuild it") from None
 
 
-def _open_array(folder: Path, name: str, expected: dict[str, Any]) -> NDArray[Any]:
-    path = folder / f"{name}.npy"
-    try:
-        array: NDArray[Any] = np.load(path, mmap_mode="r", allow_pickle=False)
-    except (ValueError, EOFError) as error:
-        raise DataError(f"{path}: corrupt or cut short ({error}); delete {folder} to rebuild it") from None
-    if list(array.shape) != expected["shape"] or array.dtype.name != expected["dtype"]:
-        raise DataError(
-            f"{path}: holds {array.dtype.name} {tuple(array.shape)}, {META} says {expected['dtype']} "
-            f"{tuple(expected['shape'])}; delete {folder} to rebuild it"
-        )
-    return array
+def shapes_of(arrays: dict[str, NDArray[Any]]) -> dict[str, dict[str, Any]]:
+    """Return shape and dtype of each array."""
+    return {name: {"shape": list(array.shape), "dtype": array.dtype.name} for name, array in arrays.items()}

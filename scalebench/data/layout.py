@@ -31,46 +31,24 @@ def laid_out(length: int, blocks: Blocks | None, ranks: int) -> tuple[Ints, Grid
     """
     if blocks is None:
         blocks = max(1, min(ranks, length))
-    if _is_count(blocks):
-        blocks = (blocks, 1)
-    if isinstance(blocks, tuple):
-        if len(blocks) != 2 or not all(map(_is_count, blocks)):
-            raise _no_blocks(blocks)
-        grid = (int(blocks[0]), int(blocks[1]))
-        return _cut_evenly(length, grid), grid
-    sizes = _sizes(blocks)
-    if sizes.min() < 0:
-        raise DataError(f"a block of {sizes.min()} rows; sizes are 0 or more")
-    if (total := sum(sizes.tolist())) != length:
-        raise DataError(f"block sizes add up to {total}, expected the {length} rows")
-    return sizes, (len(sizes), 1)
+    grid: Any = (blocks, 1) if _is_count(blocks) else blocks
+    if isinstance(grid, tuple) and len(grid) == 2 and all(map(_is_count, grid)):
+        if min(grid) < 1 or grid[0] * grid[1] > length:
+            raise DataError(
+                f"cannot cut {length} rows into {grid[0]}x{grid[1]} blocks; give each block a row, or a list of sizes"
+            )
+        return cut(length, grid[0] * grid[1]), (int(grid[0]), int(grid[1]))
+    try:
+        sizes = np.asarray(blocks)
+    except (ValueError, TypeError, RuntimeError):
+        sizes = np.empty(0)
+    if isinstance(blocks, tuple) or sizes.ndim != 1 or len(sizes) == 0 or sizes.dtype.kind not in "iu":
+        got = " ".join(reprlib.repr(blocks).split())
+        raise DataError(f"blocks: expected a count, a grid (rows, columns) or a list of sizes, got {got}")
+    if sizes.min() < 0 or sum(sizes.tolist()) != length:
+        raise DataError(f"sizes of blocks are 0 or more and add up to the {length} rows; got {reprlib.repr(blocks)}")
+    return sizes.astype(np.int64), (len(sizes), 1)
 
 
 def _is_count(value: Any) -> TypeGuard[int]:
     return isinstance(value, int | np.integer) and not isinstance(value, bool)
-
-
-def _sizes(blocks: Any) -> Ints:
-    try:
-        sizes = np.asarray(blocks)
-    except (ValueError, TypeError, RuntimeError):
-        raise _no_blocks(blocks) from None
-    if sizes.ndim != 1 or len(sizes) == 0 or sizes.dtype.kind not in "iu":
-        raise _no_blocks(blocks)
-    return sizes.astype(np.int64)
-
-
-def _no_blocks(blocks: Any) -> DataError:
-    got = " ".join(reprlib.repr(blocks).split())
-    return DataError(f"blocks: expected a count, a grid (rows, columns) or a list of sizes, got {got}")
-
-
-def _cut_evenly(length: int, grid: Grid) -> Ints:
-    parts = grid[0] * grid[1]
-    if min(grid) < 1:
-        raise DataError(f"cannot cut into {grid[0]}x{grid[1]} blocks; at least one is needed")
-    if length == 0:
-        raise DataError("there are no rows to cut into blocks; give rows, or sizes of 0 such as [0]")
-    if parts > length:
-        raise DataError(f"{parts} blocks but {length} samples; give at most one block per sample")
-    return cut(length, parts)

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from scalebench.cluster.load import own_file
-from scalebench.errors import ModelError, RunError, StudyError
+from scalebench.errors import ModelError, RunError
 from scalebench.models.registry import check_own, is_own
 from scalebench.study.spec import Run, Study, Training
 from scalebench.system.user_code import strategy_file
@@ -28,32 +28,14 @@ def pinned(training: Pinned) -> Pinned:
     """Return `training` with the SHA-256 of its model file, initial weights, cluster file and user strategies.
 
     Raises:
-        ModelError, StudyError: a file is missing or has another checksum than stated.
+        ModelError: a file is missing or has another checksum than stated.
     """
-    files = _files(training)
-    for key in PINS:
-        if key not in files and getattr(training, key) is not None:
-            of = f"cluster is {training.cluster}" if key == "cluster_sha256" else f"model is {training.model}"
-            raise ModelError(f"{key}: there is no such file, as the {of}; leave it out")
-    found: dict[str, object] = {key: _checked(key, path, getattr(training, key)) for key, path in files.items()}
+    found: dict[str, object] = dict.fromkeys(PINS)
+    found |= {key: _checked(path, getattr(training, key)) for key, path in _files(training).items()}
     if isinstance(training, Study):
-        own = {name: path for item in training.strategies if (path := strategy_file(name := item.name))}
-        if unknown := sorted(set(training.strategy_sha256) - {item.name for item in training.strategies}):
-            raise StudyError(f"{STRATEGIES} names {unknown[0]!r}, which is none of the strategies; leave it out")
-        found[STRATEGIES] = {
-            name: _checked(STRATEGIES, path, training.strategy_sha256.get(name)) for name, path in own.items()
-        }
+        own = {item.name: path for item in training.strategies if (path := strategy_file(item.name))}
+        found[STRATEGIES] = {name: _checked(path, training.strategy_sha256.get(name)) for name, path in own.items()}
     return training.model_copy(update=found)
-
-
-def _checked(key: str, path: Path, stated: str | None) -> str:
-    """Return the checksum of `path`. Raises ModelError if it differs from the `stated` one."""
-    digest = checksum(path)
-    if stated not in (None, digest):
-        raise ModelError(
-            f"{changed(path, stated, digest)}; put it back, or leave {key} out of the study and begin anew with --new"
-        )
-    return digest
 
 
 def require_unchanged(training: Training) -> None:
@@ -61,16 +43,20 @@ def require_unchanged(training: Training) -> None:
     files = _files(training)
     if isinstance(training, Run) and (own := strategy_file(training.strategy.name)):
         files[STRATEGIES] = own
-    for key, path in files.items():
-        stated = getattr(training, key)
-        if stated is None:
-            continue
-        try:
-            digest = checksum(path)
-        except ModelError as error:
-            raise RunError(str(error)) from None
-        if digest != stated:
-            raise RunError(f"{changed(path, stated, digest)}; put it back and retry, or begin anew with --new")
+    try:
+        for key, path in files.items():
+            if getattr(training, key) is not None:
+                _checked(path, getattr(training, key))
+    except ModelError as error:
+        raise RunError(str(error)) from None
+
+
+def _checked(path: Path, stated: str | None) -> str:
+    """Return the checksum of `path`. Raises ModelError if it differs from the `stated` one."""
+    digest = checksum(path)
+    if stated not in (None, digest):
+        raise ModelError(f"{changed(path, stated, digest)}; put it back, or begin anew with --new")
+    return digest
 
 
 def changed(path: Path, before: str, now: str) -> str:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from contextlib import nullcontext
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
@@ -20,7 +19,6 @@ if TYPE_CHECKING:
 
 _MIB = 1 << 20
 _TORCHS_CAP = 25.0  # MiB
-_BUCKETS = ("bucket_sizes", "rebuilt_bucket_sizes")  # of the first backward pass, of all others
 
 
 @register("virtual")
@@ -176,26 +174,17 @@ class Ddp(VirtualDdp):
         worker.update()
 
     def finish(self, worker: Worker) -> None:
-        """PowerSGD's three for its only bucket are counted already."""
+        """Count an allreduce for each bucket of a step; PowerSGD's three for its only bucket are counted already.
+
+        Buckets are made anew after the first backward pass, in the order of its gradients; torch logs them some passes
+        later. The number is unknown until then, and without warm-up.
+        """
         state = worker.state
         plain = min(state.steps, self.start) if self.compression == "powersgd" else state.steps
         if worker.size > 1:
-            log = worker.forward._get_ddp_logging_data()  # type: ignore[attr-defined]
-            worker.comm.called(allreduces(log, plain, from_the_first=not state.warmed))  # type: ignore[attr-defined]
-
-
-def allreduces(log: Mapping[str, Any], steps: int, *, from_the_first: bool) -> int | None:
-    """Number of allreduces in `steps` synchronisations, from DDP's `log`; None: not logged yet.
-
-    One for each bucket. Buckets are made anew after the first backward pass, in the order of its gradients; torch
-    writes that down some passes later.
-    """
-    first, then = (len(sizes.split(",")) if sizes else None for sizes in map(log.get, _BUCKETS))
-    if from_the_first and steps <= 1:
-        return steps * (first or 0)
-    if then is None:
-        return None
-    return steps * then if not from_the_first else (first or 0) + (steps - 1) * then
+            sizes = worker.forward._get_ddp_logging_data().get("rebuilt_bucket_sizes")  # type: ignore[attr-defined]
+            calls = plain * len(sizes.split(",")) if sizes and state.warmed else None
+            worker.comm.called(calls)  # type: ignore[attr-defined]
 
 
 def buffers_of(worker: Worker) -> list[Tensor]:

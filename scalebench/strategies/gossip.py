@@ -61,13 +61,15 @@ class Gossip(Averaging):
         if self.peers == "ring":
             mixed, members = mine.clone(), 1
             for step in (1, -1)[: worker.size - 1]:  # two workers are one another's only neighbour
-                mixed.add_(_passed_on(worker, mine, step))
+                to, source = (worker.rank + step) % worker.size, (worker.rank - step) % worker.size
+                # Even ranks send first, so that no ring of waits forms.
+                mixed.add_(_exchanged(worker, mine, to, source, worker.rank % 2 == 0))
                 members += 1
         else:
             partner = partner_of(worker.rank, worker.size, worker.state.draw)
             if partner == worker.rank:
                 return
-            mixed, members = mine + _exchanged(worker, mine, partner, worker.rank < partner), 2
+            mixed, members = mine + _exchanged(worker, mine, partner, partner, worker.rank < partner), 2
         mean = mixed.div_(members) if self.weighting == "uniform" else mixed[:-1] / mixed[-1]
         unpack_(mean, state)
         self.after_average(worker)
@@ -91,20 +93,13 @@ class Gossip(Averaging):
         return too_few_steps(setting, self.every)
 
 
-def _passed_on(worker: Worker, mine: Tensor, step: int) -> Tensor:
-    """Pass `mine` to one neighbour and return the other's. Even ranks send first, so that no ring of waits forms."""
-    to, source = (worker.rank + step) % worker.size, (worker.rank - step) % worker.size
-    return _exchanged(worker, mine, to, worker.rank % 2 == 0, source)
-
-
-def _exchanged(worker: Worker, mine: Tensor, to: int, first: bool, source: int | None = None) -> Tensor:
-    """Send `mine` to `to` and return the vector of `source` (default: `to`); `first`: send before receiving."""
+def _exchanged(worker: Worker, mine: Tensor, to: int, source: int, first: bool) -> Tensor:
+    """Send `mine` to `to` and return the vector of `source`; `first`: send before receiving."""
     received = mine.new_empty(mine.shape)
     if first:
         worker.comm.send(mine, to)
-        worker.comm.recv_(received, to if source is None else source)
-    else:
-        worker.comm.recv_(received, to if source is None else source)
+    worker.comm.recv_(received, source)
+    if not first:
         worker.comm.send(mine, to)
     return received
 

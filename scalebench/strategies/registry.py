@@ -9,7 +9,7 @@ import re
 from collections.abc import Callable
 from typing import Any, TypeVar
 
-from scalebench.errors import OWN_MODULE, StudyError, nearest
+from scalebench.errors import OWN_MODULE, StudyError
 from scalebench.registry import ANYWHERE, Registry
 from scalebench.strategies.base import Strategy
 from scalebench.system.user_code import STRATEGY_FORM, load_own, strategy_file
@@ -26,11 +26,8 @@ def find(name: str, engine: str = ANYWHERE) -> type[Strategy]:
     if strategy_file(name) is not None:
         return _own_class(name)
     if written := _WRITTEN_AS_ONE.fullmatch(name):
-        known, option, value = written["name"], written["option"], written["value"].strip()
-        better = f"'{known}: {{{option}: {value}}}'"
-        if known in names():
-            raise StudyError(f"unknown strategy {name!r}; options are written as a mapping: {better}")
-        raise StudyError(f"unknown strategy {known!r}; {nearest(known, names())}; options are written {better}")
+        better = f"'{written['name']}: {{{written['option']}: {written['value'].strip()}}}'"
+        raise StudyError(f"unknown strategy {name!r}; options are written as a mapping: {better}")
     return _STRATEGIES.find(name, engine)
 
 

@@ -58,7 +58,7 @@ def test_an_option_that_does_not_fit_is_named(options, message):
         ("local_sgd steps: 4", "'local_sgd: {steps: 4}'"),
         (
             "local_sdg:steps=4",
-            "unknown strategy 'local_sdg'; did you mean 'local_sgd'?; options are written 'local_sdg: {",
+            "unknown strategy 'local_sdg:steps=4'; options are written as a mapping: 'local_sdg: {",
         ),
     ],
 )
