@@ -59,8 +59,9 @@ class OneSidedState:
             self._window.Flush(self._host)
             entered = time.perf_counter()
             self.merges = int(self._counter[0])
-            yield self._to_device()
-            self._from_device()
+            yield self._vector if self._staged is None else self._staged.copy_(self._vector)
+            if self._staged is not None:
+                self._vector.copy_(self._staged)
             self._counter[0] += 1
             self._window.Put([self._fetched, MPI.BYTE], self._host)
             self._comm.linger_for_message(self._vector.nbytes, self._host, times=2)
@@ -75,10 +76,3 @@ class OneSidedState:
     def close(self) -> None:
         """Free the window; called by all ranks together."""
         self._window.Free()
-
-    def _to_device(self) -> Tensor:
-        return self._vector if self._staged is None else self._staged.copy_(self._vector)
-
-    def _from_device(self) -> None:
-        if self._staged is not None:
-            self._vector.copy_(self._staged)

@@ -56,11 +56,6 @@ class LayerTable:
         """Floating-point operations of the forward pass of one sample."""
         return sum(layer.flops for layer in self.layers)
 
-    @property
-    def training_flops(self) -> int:
-        """Floating-point operations of the forward and backward pass of one sample."""
-        return int((self.column("flops") * (1 + self.backward_products)).sum())
-
     @cached_property
     def backward_products(self) -> NDArray[np.float64]:
         """Products of the backward pass for each one of the forward pass, by layer: 2, for inputs and for parameters.

@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from scalebench.errors import ModelError, nearest
-
 if TYPE_CHECKING:
     from torch import Tensor, nn
 
@@ -15,13 +13,7 @@ def loss_for(task: str) -> Callable[[Tensor, Tensor], Tensor]:
     """Return loss(outputs, targets): mean cross entropy for classification, mean squared error for regression."""
     from torch.nn import functional
 
-    losses: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
-        "classification": functional.cross_entropy,
-        "regression": functional.mse_loss,
-    }
-    if task not in losses:
-        raise ModelError(f"unknown task {task!r}; {nearest(task, losses)}")
-    return losses[task]
+    return functional.cross_entropy if task == "classification" else functional.mse_loss
 
 
 def metric(task: str, outputs: Tensor, targets: Tensor) -> float:

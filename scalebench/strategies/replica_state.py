@@ -145,12 +145,7 @@ def optimizer_tensors(worker: Worker) -> list[Tensor]:
     """
     if not worker.optimizer.state:
         _begin(worker.optimizer)
-    return remembered_by(worker.optimizer)
-
-
-def remembered_by(optimizer: Optimizer) -> list[Tensor]:
-    """State tensors of `optimizer` after a step."""
-    return [value for remembered in optimizer.state.values() for value in _tensors(remembered)]
+    return [value for remembered in worker.optimizer.state.values() for value in _tensors(remembered)]
 
 
 def _tensors(remembered: dict[str, Any]) -> list[Tensor]:

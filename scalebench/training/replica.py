@@ -123,14 +123,9 @@ class Replica:
         starts = np.searchsorted(bounds, self.plan.block_starts(epoch, self.rank), side="right") - 1
         firsts = set(starts.tolist())
         sizes = np.diff(bounds).tolist()
-        steps = len(sizes)
         self.clock.did(Task.SHUFFLE, len(x))
         for step, (x_here, y_here) in enumerate(zip(_pieces(x, sizes), _pieces(y, sizes), strict=True)):
-            self._moment = epoch + step / steps
-            batch = Batch(x_here, y_here, weights[step], step, step in firsts)
-            self.on_batch()
-            self.clock.did(Task.DATA, sizes[step])
-            yield batch
+            yield self._delivered(Batch(x_here, y_here, weights[step], step, step in firsts), len(sizes))
 
     def block_batches(self, epoch: int) -> Iterator[Batch]:
         self._epoch = epoch
@@ -138,11 +133,13 @@ class Replica:
         slices, firsts = equal_batches(self.plan.block_starts(epoch, self.rank), len(x), self.plan.batch_size)
         self.clock.did(Task.SHUFFLE, len(x))
         for step, (low, high) in enumerate(slices):
-            self._moment = epoch + step / len(slices)
-            batch = Batch(x[low:high], y[low:high], 1.0, step, step in firsts)
-            self.on_batch()
-            self.clock.did(Task.DATA, high - low)
-            yield batch
+            yield self._delivered(Batch(x[low:high], y[low:high], 1.0, step, step in firsts), len(slices))
+
+    def _delivered(self, batch: Batch, steps: int) -> Batch:
+        self._moment = self._epoch + batch.step / steps
+        self.on_batch()
+        self.clock.did(Task.DATA, len(batch.x))
+        return batch
 
     def _exchange(self, tensors: list[Tensor]) -> list[Tensor]:
         """Exchange rows. Their bytes are counted, but no synchronisation of replicas."""

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from scalebench.strategies import registry
-from scalebench.strategies.merge_order import final_weights, merge_order
+from scalebench.strategies.epoch_async import final_weights, merge_order
 
 
 def test_the_order_is_read_from_each_workers_places():

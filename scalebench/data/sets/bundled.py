@@ -6,7 +6,7 @@ The held-out fifth is drawn with a fixed seed, equal in all studies.
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -49,30 +49,40 @@ class DigitsShifted(DatasetBuilder):
         return Arrays("classification", 10, shifted.reshape(-1, 64), np.tile(y_train, 5), x_test, y_test)
 
 
+class _Standardised(DatasetBuilder):
+    """Classes and features standardised by the training part."""
+
+    loader: ClassVar[str]  # of scikit-learn
+    classes: ClassVar[int]
+
+    def build(self, files: list[Path], allocate: Allocate) -> Arrays:
+        import sklearn.datasets
+
+        x, y = getattr(sklearn.datasets, self.loader)(return_X_y=True)
+        train, test = hold_out(len(x), _TEST_FRACTION, _SPLIT_SEED, y)
+        x_train, x_test = standardised(x[train], x[test])
+        y = y.astype(np.int64)
+        return Arrays("classification", self.classes, x_train, y[train], x_test, y[test])
+
+
 @DATASETS.add
-class BreastCancer(DatasetBuilder):
+class BreastCancer(_Standardised):
     """569 tumours described by 30 features, malignant or benign (UCI, Wisconsin diagnostic)."""
 
     name = "breast_cancer"
     summary = "569 tumours, 30 standardised features, 2 classes"
-
-    def build(self, files: list[Path], allocate: Allocate) -> Arrays:
-        from sklearn.datasets import load_breast_cancer
-
-        return Arrays("classification", 2, *_standardised_classes(*load_breast_cancer(return_X_y=True)))
+    loader = "load_breast_cancer"
+    classes = 2
 
 
 @DATASETS.add
-class Wine(DatasetBuilder):
+class Wine(_Standardised):
     """178 wines described by 13 chemical features, from 3 growers (UCI)."""
 
     name = "wine"
     summary = "178 wines, 13 standardised features, 3 classes"
-
-    def build(self, files: list[Path], allocate: Allocate) -> Arrays:
-        from sklearn.datasets import load_wine
-
-        return Arrays("classification", 3, *_standardised_classes(*load_wine(return_X_y=True)))
+    loader = "load_wine"
+    classes = 3
 
 
 @DATASETS.add
@@ -99,11 +109,3 @@ def _digits() -> tuple[NDArray[Any], NDArray[Any], NDArray[Any], NDArray[Any]]:
     x, y = (x / 16).astype(np.float32), y.astype(np.int64)  # pixels are counts from 0 to 16
     train, test = hold_out(len(x), _TEST_FRACTION, _SPLIT_SEED, y)
     return x[train], y[train], x[test], y[test]
-
-
-def _standardised_classes(
-    x: NDArray[Any], y: NDArray[Any]
-) -> tuple[NDArray[Any], NDArray[Any], NDArray[Any], NDArray[Any]]:
-    train, test = hold_out(len(x), _TEST_FRACTION, _SPLIT_SEED, y)
-    x_train, x_test = standardised(x[train], x[test])
-    return x_train, y[train].astype(np.int64), x_test, y[test].astype(np.int64)
