@@ -25,23 +25,19 @@ def library() -> str:
     return _first_line([sys.executable, "-c", _LIBRARY])
 
 
+@cache
 def mismatch(mpirun: Path) -> str | None:
     """Return None if ranks of mpi4py's MPI, started by `mpirun`, know each other, else the reason and the next step.
 
     Other versions of an MPI may do: where the versions differ, two ranks are started and asked.
     """
-    return _mismatch(str(mpirun), sys.executable)
-
-
-@cache
-def _mismatch(mpirun: str, _: str) -> str | None:
-    named, launcher = library(), _first_line([mpirun, "--version"])
+    named, launcher = library(), _first_line([str(mpirun), "--version"])
     if not named:
         return f"mpi4py finds no MPI library; load the MPI's module, then: {REBUILD}"
     if _identity(named) == _identity(launcher):
         return None
     anyhow = ["--oversubscribe"] if "Open" in launcher else []
-    done = _run([mpirun, "-n", str(_RANKS), *anyhow, sys.executable, "-c", _SIZE])
+    done = _run([str(mpirun), "-n", str(_RANKS), *anyhow, sys.executable, "-c", _SIZE])
     sizes = {int(size) for size in re.findall(r"scalebench-size (\d+)", done.stdout)} if done is not None else set()
     if sizes == {_RANKS}:
         return None

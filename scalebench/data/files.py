@@ -17,18 +17,6 @@ class FileSet:
     names: tuple[tuple[str, ...], ...]
     folders: tuple[str, ...] = (".",)  # below the data folder, in order of search
 
-    def look_in(self, data_dir: Path) -> tuple[list[Path], list[str]]:
-        """Return the existing files and the names of the missing ones."""
-        found, missing = [], []
-        for spellings in self.names:
-            places = (data_dir / folder / spelling for folder in self.folders for spelling in spellings)
-            place = next((place for place in places if place.is_file()), None)
-            if place is None:
-                missing.append(" or ".join(spellings))
-            else:
-                found.append(place)
-        return found, missing
-
 
 def need_folder(dataset: str, data_dir: Path | None, what: str, source: str) -> Path:
     """Return `data_dir` with ~ expanded. Raises DataError if it is not a folder."""
@@ -52,7 +40,13 @@ def find_files(dataset: str, data_dir: Path | None, sets: tuple[FileSet, ...], s
     folder = need_folder(dataset, data_dir, what, source)
     lacks = []
     for one in sets:
-        found, missing = one.look_in(folder)
+        found, missing = [], []
+        for spellings in one.names:
+            places_of_it = (folder / place / spelling for place in one.folders for spelling in spellings)
+            if path := next(filter(Path.is_file, places_of_it), None):
+                found.append(path)
+            else:
+                missing.append(" or ".join(spellings))
         if not missing:
             return found
         places = ", ".join(str(folder / place) for place in one.folders)

@@ -98,7 +98,7 @@ class AdPsgd(Averaging):
         x.copy_(packed(self.averaged(worker)))
 
     def in_agreement(self, worker: Worker, epoch: int) -> bool:
-        return worker.is_last(epoch) and self.trailing == "synchronise"
+        return self.ends_training(worker, epoch)
 
     @property
     def synchronisation(self) -> Synchronisation:

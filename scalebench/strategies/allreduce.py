@@ -8,7 +8,15 @@ from pydantic import Field, ValidationInfo, field_validator, model_validator
 
 from scalebench.comm.base import Capability
 from scalebench.strategies.base import Batch, Setting, Strategy, Synchronisation, Worker
-from scalebench.strategies.compression import WIRES, Plain, PowerSgd, Reducer, TopK, check_stated, require_matrices
+from scalebench.strategies.compression import (
+    WIRES,
+    Plain,
+    PowerSgd,
+    Reducer,
+    TopK,
+    options_have_an_effect,
+    require_matrices,
+)
 from scalebench.strategies.registry import register
 from scalebench.strategies.trees import Tree, TwoLevel
 
@@ -89,26 +97,18 @@ class Allreduce(GradientAveraging):
             raise ValueError(f"expected 'auto' with compression {info.data['compression']}, got {collective!r}")
         return collective
 
-    @model_validator(mode="after")
-    def _options_have_an_effect(self) -> Allreduce:
-        check_stated(self.compression, self.model_fields_set)
-        return self
+    _stated = model_validator(mode="after")(options_have_an_effect)
 
     def setup(self, worker: Worker) -> None:
-        worker.state.reducer = self._reducer(worker)
-
-    def _reducer(self, worker: Worker) -> Reducer:
-        if worker.size == 1:
-            return Plain(worker)
-        if self.collective == "tree":
-            return Tree(worker)
-        if self.collective == "hierarchical":
-            return TwoLevel(worker)
-        if self.compression == "topk":
-            return TopK(worker, self.keep)
-        if self.compression == "powersgd":
-            return PowerSgd(worker, self.rank, self.start)
-        return Plain(worker, WIRES.get(self.compression))
+        reducer: Reducer = Plain(worker, WIRES.get(self.compression) if worker.size > 1 else None)
+        if worker.size > 1:
+            if self.collective != "auto":
+                reducer = Tree(worker) if self.collective == "tree" else TwoLevel(worker)
+            elif self.compression == "topk":
+                reducer = TopK(worker, self.keep)
+            elif self.compression == "powersgd":
+                reducer = PowerSgd(worker, self.rank, self.start)
+        worker.state.reducer = reducer
 
     def exchange(self, worker: Worker, scale: float = 1.0) -> None:
         if scale != 1.0:

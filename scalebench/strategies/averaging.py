@@ -87,7 +87,11 @@ class Averaging(Strategy):
 
     def last_step(self, worker: Worker, epoch: int) -> int:
         """The step of `epoch` after which even a partial interval is synchronised; -1: there is none."""
-        return worker.steps_in(epoch) - 1 if worker.is_last(epoch) and self.trailing == "synchronise" else -1
+        return worker.steps_in(epoch) - 1 if self.ends_training(worker, epoch) else -1
+
+    def ends_training(self, worker: Worker, epoch: int) -> bool:
+        """Return True after the last epoch, where even a partial interval is synchronised."""
+        return worker.is_last(epoch) and self.trailing == "synchronise"
 
     def consensus(self, worker: Worker) -> Tensor:
         """The weighted mean of the replicas; their buffers are averaged in place."""

@@ -8,16 +8,17 @@ nothing.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from scalebench.errors import ModelError
-from scalebench.strategies.base import Worker
+from scalebench.strategies.base import Strategy, Worker
 
 if TYPE_CHECKING:
     from torch import Tensor
 
+_S = TypeVar("_S", bound=Strategy)
 BELONGS_TO = {"keep": "topk", "rank": "powersgd", "start": "powersgd"}  # option: the compression it is of
 WIRES = {"fp16": "float16", "bf16": "bfloat16"}
 MIN_RATE = 2  # a matrix is worth compressing if that makes it this much smaller (as torch's hook has it)
@@ -190,18 +191,20 @@ def shrinks(n: int, m: int, rank: int) -> bool:
     return (n + m) * min(n, m, rank) * MIN_RATE < n * m
 
 
-def check_stated(compression: str, stated: Iterable[str]) -> None:
-    """Refuse options in `stated` that belong to another compression.
+def options_have_an_effect(strategy: _S) -> _S:
+    """Validate a strategy: refuse options that belong to another compression than its own.
 
     Raises:
         ValueError: there is one.
     """
-    for option in stated:
+    compression: str = strategy.compression  # type: ignore[attr-defined]
+    for option in strategy.model_fields_set:
         if BELONGS_TO.get(option, compression) != compression:
             raise ValueError(
                 f"{option} has no effect with compression {compression}; write compression: {BELONGS_TO[option]}, or "
                 f"leave {option} out"
             )
+    return strategy
 
 
 def require_matrices(shapes: Sequence[tuple[int, ...]], rank: int) -> None:

@@ -10,7 +10,13 @@ from pydantic import Field, model_validator
 from scalebench.comm.base import Capability, Overlap
 from scalebench.strategies.allreduce import GradientAveraging, mean_of_gradients
 from scalebench.strategies.base import Batch, Setting, Synchronisation, Worker
-from scalebench.strategies.compression import WIRES, PowerSgd, check_stated, powersgd_elements, require_matrices
+from scalebench.strategies.compression import (
+    WIRES,
+    PowerSgd,
+    options_have_an_effect,
+    powersgd_elements,
+    require_matrices,
+)
 from scalebench.strategies.registry import register
 from scalebench.strategies.replica_state import broadcast_bytes_
 
@@ -45,10 +51,7 @@ class VirtualDdp(GradientAveraging):
     engines: ClassVar[tuple[str, ...]] = ("gloo", "nccl")
     requires: ClassVar[frozenset[Capability]] = frozenset({Capability.COLLECTIVES, Capability.OVERLAP})
 
-    @model_validator(mode="after")
-    def _options_have_an_effect(self) -> VirtualDdp:
-        check_stated(self.compression, self.model_fields_set)
-        return self
+    _stated = model_validator(mode="after")(options_have_an_effect)
 
     def setup(self, worker: Worker) -> None:
         worker.state.buffers = buffers_of(worker) if worker.size > 1 else []

@@ -34,18 +34,12 @@ def rule_of(cls: type[Strategy]) -> list[str]:
 def options_of(cls: type[Strategy]) -> list[Option]:
     """All options: those of the strategy itself, then those of its bases."""
     names = [name for each in cls.__mro__ for name in vars(each).get("__annotations__", ()) if name in cls.model_fields]
-    fields = [(name, cls.model_fields[name]) for name in dict.fromkeys(names)]
-    return [
-        Option(name, _type(field.annotation), _default(field), _allowed(field), field.description or "")
-        for name, field in fields
-    ]
-
-
-def _default(field: FieldInfo) -> str:
-    value = field.default
-    if value is None:
-        return "none"
-    return str(value).lower() if isinstance(value, bool) else str(value)
+    found = []
+    for name in dict.fromkeys(names):
+        field = cls.model_fields[name]
+        default = str(field.default).lower() if isinstance(field.default, bool | None) else str(field.default)
+        found.append(Option(name, _type(field.annotation), default, _allowed(field), field.description or ""))
+    return found
 
 
 def _type(annotation: Any) -> str:

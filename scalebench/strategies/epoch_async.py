@@ -58,7 +58,7 @@ class EpochAsync(Averaging):
             if batch.first_of_block and self.optimizer_state == "reset_per_block":
                 worker.reset_optimizer()
             worker.local_step(batch)
-        if (epoch + 1) % self.every == 0 or (worker.is_last(epoch) and self.trailing == "synchronise"):
+        if (epoch + 1) % self.every == 0 or self.ends_training(worker, epoch):
             self.merge_with_shared(worker)
 
     def merge_with_shared(self, worker: Worker) -> None:

@@ -40,7 +40,7 @@ class EpochAverage(Averaging):
             self.average_all(worker)
 
     def ends_interval(self, worker: Worker, epoch: int) -> bool:
-        return (epoch + 1) % self.every == 0 or (worker.is_last(epoch) and self.trailing == "synchronise")
+        return (epoch + 1) % self.every == 0 or self.ends_training(worker, epoch)
 
     def average_all(self, worker: Worker) -> None:
         if self.aggregation == "allreduce" or worker.size == 1:

@@ -58,7 +58,7 @@ class FedAvg(Averaging):
             if not takes_part:
                 break
             self.step(worker, batch)
-        if self.ends_round(epoch, worker.epochs):
+        if self.in_agreement(worker, epoch):
             if worker.size > 1:
                 mine = float(worker.samples) if self.weighting == "samples" else 1.0
                 average_(worker.comm, self.averaged(worker), mine if takes_part else 0.0)
@@ -68,11 +68,8 @@ class FedAvg(Averaging):
     def step(self, worker: Worker, batch: Batch) -> None:
         worker.local_step(batch)
 
-    def ends_round(self, epoch: int, epochs: int) -> bool:
-        return (epoch + 1) % self.local_epochs == 0 or (epoch == epochs - 1 and self.trailing == "synchronise")
-
     def in_agreement(self, worker: Worker, epoch: int) -> bool:
-        return self.ends_round(epoch, worker.epochs)
+        return (epoch + 1) % self.local_epochs == 0 or self.ends_training(worker, epoch)
 
     @property
     def synchronisation(self) -> Synchronisation:

@@ -52,7 +52,7 @@ class Gossip(Averaging):
             if worker.state.taken % self.every == 0:
                 self._mix(worker)
             worker.update()
-        if worker.is_last(epoch) and self.trailing == "synchronise":
+        if self.ends_training(worker, epoch):
             self.average(worker)
 
     def _mix(self, worker: Worker) -> None:
@@ -81,7 +81,7 @@ class Gossip(Averaging):
         return vector if weight is None else packed([vector * weight, vector.new_tensor([weight])])
 
     def in_agreement(self, worker: Worker, epoch: int) -> bool:
-        return worker.is_last(epoch) and self.trailing == "synchronise"
+        return self.ends_training(worker, epoch)
 
     @property
     def synchronisation(self) -> Synchronisation:

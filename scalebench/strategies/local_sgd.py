@@ -51,8 +51,7 @@ class LocalSgd(Averaging):
         self.average(worker)
 
     def in_agreement(self, worker: Worker, epoch: int) -> bool:
-        ended = worker.is_last(epoch) and self.trailing == "synchronise"
-        return worker.size == 1 or ended or self.due(worker.state.taken)
+        return worker.size == 1 or self.ends_training(worker, epoch) or self.due(worker.state.taken)
 
     @property
     def synchronisation(self) -> Synchronisation:
@@ -106,8 +105,7 @@ class PostLocalSgd(Averaging):
     def in_agreement(self, worker: Worker, epoch: int) -> bool:
         """Averaged gradients keep the weights equal; averaged statistics are local until the first mean."""
         if worker.state.taken > self.start:
-            ended = worker.is_last(epoch) and self.trailing == "synchronise"
-            return worker.size == 1 or ended or self.due(worker.state.taken)
+            return worker.size == 1 or self.ends_training(worker, epoch) or self.due(worker.state.taken)
         return worker.size == 1 or self.buffers == "keep" or not floating_buffers(worker)
 
     @property
@@ -176,8 +174,7 @@ class HierarchicalLocalSgd(Averaging):
         return self.group_after(taken) > 1
 
     def in_agreement(self, worker: Worker, epoch: int) -> bool:
-        ended = worker.is_last(epoch) and self.trailing == "synchronise"
-        return ended or self.group_after(worker.state.taken) >= worker.size
+        return self.ends_training(worker, epoch) or self.group_after(worker.state.taken) >= worker.size
 
     @property
     def synchronisation(self) -> Synchronisation:

@@ -46,7 +46,10 @@ def load_study(path: Path | None, overrides: dict[str, Any], sets: list[str]) ->
     if path and not raw:
         raise StudyError(f"{path}: says nothing; expected keys of a study, such as `workers: 1..4` (scalebench schema)")
     where = str(path) if path else "the default study"
-    flags = {key: _flag_value(key, value) for key, value in overrides.items() if value is not None}
+    flags = {key: value for key, value in overrides.items() if value is not None}
+    flags |= {key: written_component(flags[key], f"--{key}") for key in _SHORTCUTS if key in flags}
+    if "strategies" in flags:
+        flags["strategies"] = [written_component(item, "--strategy") for item in flags["strategies"]]
     if "strategies" in flags and any(item.partition("=")[0].strip() == "strategies" for item in sets):
         raise StudyError("--set strategies: --strategy gives strategies too; leave one of them out")
     raw = _without_replaced(raw, {*flags, *map(_set_key, sets)})
@@ -148,13 +151,6 @@ def _mapped(value: Any, change: Callable[[str], str]) -> Any:
 
 def _plain(component: dict[str, Any]) -> Any:
     return {component["name"]: component["options"]} if component["options"] else component["name"]
-
-
-def _flag_value(key: str, value: Any) -> Any:
-    """Return the value of a flag, with the YAML of components parsed."""
-    if key == "strategies":
-        return [written_component(item, "--strategy") for item in value]
-    return written_component(value, f"--{key}") if key in _SHORTCUTS else value
 
 
 def written_component(value: Any, flag: str) -> Any:

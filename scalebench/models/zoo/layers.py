@@ -43,13 +43,8 @@ def without_values(table: LayerTable) -> nn.Module:
     module = torch.nn.Module()
     for place, layer in enumerate(table.layers):
         if layer.parameters:
-            tensor = torch.empty(_shape(layer.parameters, layer.n), device="meta")
+            whole = layer.n > 0 and layer.parameters % layer.n == 0  # else the table gives no sizes: a vector
+            shape = (layer.n, layer.parameters // layer.n) if whole else (layer.parameters,)
+            tensor = torch.empty(shape, device="meta")
             module.register_parameter(f"layer{place}", torch.nn.Parameter(tensor))
     return module
-
-
-def _shape(parameters: int, columns: int) -> tuple[int, ...]:
-    """Return the shape of a layer's matrix, or of a vector where the sizes of its table give none."""
-    if columns and parameters % columns == 0:
-        return (columns, parameters // columns)
-    return (parameters,)
