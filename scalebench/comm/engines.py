@@ -21,30 +21,13 @@ ADD_HOROVOD = "scalebench install horovod"
 LAUNCHER_VARIABLE = "SCALEBENCH_LAUNCHER"
 LAUNCHERS = ("auto", "mpirun", "srun")
 
-_TORCH = frozenset(
-    {
-        Capability.COLLECTIVES,
-        Capability.NONBLOCKING,
-        Capability.SPLIT,
-        Capability.POINT_TO_POINT,
-        Capability.PROCESS_GROUP,
-    }
-)
-_PROVIDES = {
-    "mpi": frozenset(
-        {
-            Capability.COLLECTIVES,
-            Capability.NONBLOCKING,
-            Capability.SPLIT,
-            Capability.POINT_TO_POINT,
-            Capability.ADASUM,
-            Capability.SHARED_STATE,
-            Capability.SERVER,
-        }
-    ),
-    "horovod": frozenset({Capability.COLLECTIVES, Capability.NONBLOCKING, Capability.HOROVOD_OPTIMIZER}),
-    "gloo": _TORCH,
-    "nccl": _TORCH,
+_OF_ALL = frozenset({Capability.COLLECTIVES, Capability.NONBLOCKING})
+_OF_GROUPS = _OF_ALL | {Capability.SPLIT, Capability.POINT_TO_POINT}
+_PROVIDES: dict[str, frozenset[Capability]] = {
+    "mpi": _OF_GROUPS | {Capability.ADASUM, Capability.SHARED_STATE, Capability.SERVER},
+    "horovod": _OF_ALL | {Capability.HOROVOD_OPTIMIZER},
+    "gloo": _OF_GROUPS | {Capability.PROCESS_GROUP},
+    "nccl": _OF_GROUPS | {Capability.PROCESS_GROUP},
 }
 NAMES = tuple(_PROVIDES)
 _GPU = re.compile(r"\d+|(GPU|MIG)-[\w/-]+")  # as CUDA_VISIBLE_DEVICES names one

@@ -7,13 +7,14 @@ import json
 import shutil
 import tempfile
 from collections.abc import Callable
-from importlib.metadata import PackageNotFoundError, version
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from scalebench import __version__
 from scalebench.data.builder import DATASETS, Allocate, Arrays, DatasetBuilder, check
 from scalebench.data.dataset import ARRAY_NAMES, FORMAT_VERSION, META, Dataset, open_dataset, shapes_of
 from scalebench.data.split import validation_split
@@ -97,19 +98,9 @@ def _cached(builder: DatasetBuilder, key: str, make: Callable[[Allocate], Arrays
 def _key(builder: DatasetBuilder, files: list[Path]) -> str:
     """Return a hash of everything that determines the arrays; files count by size and time."""
     stats = [(str(path.resolve()), path.stat().st_size, path.stat().st_mtime_ns) for path in files]
-    facts = [FORMAT_VERSION, builder.name, builder.model_dump(mode="json"), _library_versions(), stats]
+    versions = [__version__, version("scikit-learn")]  # of the packages that make arrays
+    facts = [FORMAT_VERSION, builder.name, builder.model_dump(mode="json"), versions, stats]
     return hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()[:16]
-
-
-def _library_versions() -> list[str]:
-    """Return the versions of the packages that make arrays."""
-    found = []
-    for package in ("scalebench", "scikit-learn"):
-        try:
-            found.append(version(package))
-        except PackageNotFoundError:
-            found.append("")
-    return found
 
 
 def _is_whole(folder: Path) -> bool:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -69,13 +69,6 @@ def count_layers(model: nn.Module, inputs: Tensor, name: str, source: str) -> La
     return LayerTable(name, counter.layers(), source, tuple(inputs.shape[1:]))
 
 
-@dataclass
-class _Call:
-    """A call of a module without children."""
-
-    module: nn.Module
-
-
 class _Counter(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Recorder of operations; storages identify parameters and activations."""
 
@@ -83,8 +76,8 @@ class _Counter(TorchDispatchMode):  # type: ignore[no-untyped-call]
         super().__init__()  # type: ignore[no-untyped-call]
         self._model, self._samples = model, samples
         self._rows: list[Layer] = []
-        self._calls: list[_Call | None] = []  # by row
-        self._call: _Call | None = None
+        self._calls: list[tuple[nn.Module] | None] = []  # by row
+        self._call: tuple[nn.Module] | None = None  # of a module without children; each call is an object of its own
         self._path: list[str] = [""]
         self._unused = {_storage(parameter): parameter.numel() for parameter in model.parameters()}
         self._fixed = {_storage(tensor) for tensor in (*model.parameters(), *model.buffers())}
@@ -108,7 +101,7 @@ class _Counter(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def _enter(self, name: str) -> Callable[..., None]:
         def enter(module: nn.Module, *_: object) -> None:
             self._path.append(name)
-            self._call = None if any(module.children()) else _Call(module)
+            self._call = None if any(module.children()) else (module,)
 
         return enter
 
@@ -146,7 +139,7 @@ class _Counter(TorchDispatchMode):  # type: ignore[no-untyped-call]
             if self._call is None:  # no module is being called
                 name = ".".join(filter(None, (name, kind)))
             elif count == 0:
-                kind = type(self._call.module).__name__.lower()
+                kind = type(self._call[0]).__name__.lower()
             self._rows.append(Layer(name or kind, kind, owned, flops, inputs, activations, 0, count, m, n, k))
             self._calls.append(self._call)
         for tensor in outputs:
