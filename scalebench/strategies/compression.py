@@ -136,7 +136,7 @@ class PowerSgd(Reducer):
             self._seen = vector
             self._views = self._matrices_of(vector), [vector[place] for place in self._rest]
         matrices, rest = self._views
-        bases = self._comm.cached(lambda: [_orthonormal(q) for q in self._q])
+        bases = self._comm.cached(self._bases)
         first = self._clock.work(self._write_first, matrices, rest, bases)
         self._comm.allreduce_(first, "mean")
         means, bases = self._comm.cached(partial(self._read_first, first))
@@ -144,6 +144,9 @@ class PowerSgd(Reducer):
         self._comm.allreduce_(second, "mean")
         self._q, agreed = self._comm.cached(partial(self._read_second, second, bases))
         self._clock.work(self._settle, [*rest, *matrices], [*means, *agreed], agreed)
+
+    def _bases(self) -> list[Tensor]:
+        return [_orthonormal(q) for q in self._q]
 
     def _write_first(self, matrices: list[Tensor], rest: list[Tensor], bases: list[Tensor]) -> Tensor:
         """Message of the first collective: uncompressed parameters, and M Q of each matrix."""
