@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import zipfile
 import zlib
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -34,8 +32,7 @@ def read_npz(path: Path) -> dict[str, NDArray[Any]]:
         raise DataError(f"{path}: not a readable .npz archive ({_cause(error)})") from None
 
 
-@contextmanager
-def npy(path: Path) -> Iterator[Source]:
+def npy(path: Path) -> Source:
     """Open the array in a .npy file, memory-mapped."""
     try:
         found = np.load(path, mmap_mode="r", allow_pickle=False)
@@ -44,35 +41,33 @@ def npy(path: Path) -> Iterator[Source]:
     if not isinstance(found, np.ndarray):
         found.close()
         raise DataError(f"{path}: not a readable .npy array (it is an archive; from_npz reads those)")
-    yield found
+    return found
 
 
-@contextmanager
-def npz(path: Path, key: str) -> Iterator[Source]:
+def npz(path: Path, key: str) -> Source:
     """Read the array `key` of an .npz file into memory."""
     arrays = read_npz(path)
     if key not in arrays:
         raise DataError(f"{path}: no array {key!r}; it holds {', '.join(arrays) or 'nothing'}")
-    yield arrays[key]
+    return arrays[key]
 
 
-@contextmanager
-def hdf5(path: Path, key: str) -> Iterator[Source]:
+def hdf5(path: Path, key: str) -> Source:
     """Open the data set `key` of an HDF5 file: memory-mapped if contiguous, else (chunked, packed) read by slices."""
     try:
         import h5py
     except ImportError:
         raise DataError(f"{path}: HDF5 files need h5py; install it with pip install 'scalebench[hdf5]'") from None
     try:
-        with h5py.File(path, "r") as file:
-            found = file.get(key)
-            if not isinstance(found, h5py.Dataset):
-                known: list[str] = []
-                file.visititems(lambda name, item: known.append(name) if isinstance(item, h5py.Dataset) else None)
-                raise DataError(f"{path}: no data set {key!r}; it holds {', '.join(known) or 'none'}")
-            offset = found.id.get_offset()
-            plain = offset is not None and not found.external and found.dtype.kind in "biufc" and found.size
-            yield np.memmap(path, dtype=found.dtype, mode="r", offset=offset, shape=found.shape) if plain else found
+        file = h5py.File(path, "r")  # open as long as its data set is referred to
+        found = file.get(key)
+        if not isinstance(found, h5py.Dataset):
+            known: list[str] = []
+            file.visititems(lambda name, item: known.append(name) if isinstance(item, h5py.Dataset) else None)
+            raise DataError(f"{path}: no data set {key!r}; it holds {', '.join(known) or 'none'}")
+        offset = found.id.get_offset()
+        plain = offset is not None and not found.external and found.dtype.kind in "biufc" and found.size
+        return np.memmap(path, dtype=found.dtype, mode="r", offset=offset, shape=found.shape) if plain else found
     except OSError as error:
         raise DataError(f"{path}: not a readable HDF5 file ({error})") from None
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from functools import partial
 from math import prod
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -49,8 +49,28 @@ class DsTensor:
     grid: Grid
     block_sizes: Ints
 
-    def __init__(self, array: NDArray[Any], blocks: Blocks | None = None, comm: Peers | None = None) -> None:
-        self._take(lambda: nullcontext(_as_array(array)), blocks, comm)
+    def __init__(
+        self,
+        array: NDArray[Any] | Callable[[], sources.Source],
+        blocks: Blocks | None = None,
+        comm: Peers | None = None,
+    ) -> None:
+        self.comm = comm
+        self._among = _among(comm)
+
+        def made() -> tuple[NDArray[Any], Ints, Grid]:
+            source = array() if callable(array) else _as_array(array)
+            if len(source.shape) == 0:
+                raise DataError("a ds-tensor needs an array with a first axis, got a single number")
+            sizes, grid = laid_out(source.shape[0], blocks, self._among.size)
+            return self._own(source, sizes), sizes, grid
+
+        def described(it: tuple[NDArray[Any], Ints, Grid]) -> dict[str, Any]:
+            array, sizes, grid = it
+            shape = (int(sizes.sum()), *array.shape[1:])
+            return {"shape": shape, "dtype": self._among.written(array.dtype), "grid": grid, "blocks": sizes.tolist()}
+
+        self._hold(*self._among.agreed(made, described))
 
     @classmethod
     def from_array(cls, array: NDArray[Any], blocks: Blocks | None = None, comm: Peers | None = None) -> DsTensor:
@@ -63,7 +83,7 @@ class DsTensor:
 
         Raises DataError if it cannot be read.
         """
-        return cls._from(lambda: sources.npy(path), blocks, comm)
+        return cls(partial(sources.npy, path), blocks, comm)
 
     @classmethod
     def from_npz(cls, path: Path, key: str, blocks: Blocks | None = None, comm: Peers | None = None) -> DsTensor:
@@ -71,7 +91,7 @@ class DsTensor:
 
         Raises DataError if it cannot be read.
         """
-        return cls._from(lambda: sources.npz(path, key), blocks, comm)
+        return cls(partial(sources.npz, path, key), blocks, comm)
 
     @classmethod
     def from_hdf5(cls, path: Path, key: str, blocks: Blocks | None = None, comm: Peers | None = None) -> DsTensor:
@@ -79,7 +99,7 @@ class DsTensor:
 
         With `comm`, each rank reads its blocks only. Raises DataError if it cannot be read, or without h5py.
         """
-        return cls._from(lambda: sources.hdf5(path, key), blocks, comm)
+        return cls(partial(sources.hdf5, path, key), blocks, comm)
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -218,34 +238,6 @@ class DsTensor:
     def collect(self) -> NDArray[Any]:
         """Return the rows of all ranks as one array in memory."""
         return self._among.everything(self.array, self.block_sizes)
-
-    @classmethod
-    def _from(
-        cls, opened: Callable[[], AbstractContextManager[sources.Source]], blocks: Blocks | None, comm: Peers | None
-    ) -> DsTensor:
-        tensor = cls.__new__(cls)
-        tensor._take(opened, blocks, comm)
-        return tensor
-
-    def _take(
-        self, opened: Callable[[], AbstractContextManager[sources.Source]], blocks: Blocks | None, comm: Peers | None
-    ) -> None:
-        self.comm = comm
-        self._among = _among(comm)
-
-        def made() -> tuple[NDArray[Any], Ints, Grid]:
-            with opened() as source:
-                if len(source.shape) == 0:
-                    raise DataError("a ds-tensor needs an array with a first axis, got a single number")
-                sizes, grid = laid_out(source.shape[0], blocks, self._among.size)
-                return self._own(source, sizes), sizes, grid
-
-        def described(it: tuple[NDArray[Any], Ints, Grid]) -> dict[str, Any]:
-            array, sizes, grid = it
-            shape = (int(sizes.sum()), *array.shape[1:])
-            return {"shape": shape, "dtype": self._among.written(array.dtype), "grid": grid, "blocks": sizes.tolist()}
-
-        self._hold(*self._among.agreed(made, described))
 
     def _own(self, source: sources.Source, sizes: Ints) -> NDArray[Any]:
         """Return the rows of this rank's blocks; in one process `source` itself if it is an array."""
