@@ -63,7 +63,10 @@ class DsTensor:
             if len(source.shape) == 0:
                 raise DataError("a ds-tensor needs an array with a first axis, got a single number")
             sizes, grid = laid_out(source.shape[0], blocks, self._among.size)
-            return self._own(source, sizes), sizes, grid
+            try:
+                return self._own(source, sizes), sizes, grid
+            except OSError as error:
+                raise DataError(f"rows of a ds-tensor cannot be read: {error}") from None
 
         def described(it: tuple[NDArray[Any], Ints, Grid]) -> dict[str, Any]:
             array, sizes, grid = it
