@@ -49,21 +49,14 @@ class NativeCommunicator(Counters, ABC):
     ) -> None:
         if op == "mean" and wire is None:
             self.mean_((tensor,), weight)
-        elif weight is None and wire is None:
-            self._enter(tensor.nbytes)
-            if self.size > 1:  # without the overhead of the engine on a single worker
-                self._allreduce(tensor, op)
-                if self.slow_links is not None:
-                    self.linger("allreduce", tensor.nbytes)
-            self._leave()
-        else:
-            packed = self._packed(tensor, op, weight, wire)
-            self._enter(tensor.numel() * packed.element_size())
-            if self.size > 1:
-                self._allreduce(packed, "sum" if op == "mean" else op)
-            unpack(packed, tensor, self._divisor(weight, op))
-            self.linger("allreduce", packed.nbytes)
-            self._leave()
+            return
+        packed = self._packed(tensor, op, weight, wire)
+        self._enter(tensor.numel() * packed.element_size())
+        if self.size > 1:  # without the overhead of the engine on a single worker
+            self._allreduce(packed, "sum" if op == "mean" else op)
+        unpack(packed, tensor, self._divisor(weight, op))
+        self.linger("allreduce", packed.nbytes)
+        self._leave()
 
     def mean_(self, tensors: Sequence[Tensor], weight: float | None = None) -> None:
         nbytes = tensors[0].nbytes if len(tensors) == 1 else sum(tensor.nbytes for tensor in tensors)

@@ -19,9 +19,9 @@ from numpy.typing import NDArray
 from scalebench.data.dataset import Dataset
 from scalebench.data.layout import cut
 from scalebench.data.partition import PARTITIONS, sizes_by_speed
-from scalebench.data.shuffle import MOVING, SHUFFLES, PairwiseRounds
+from scalebench.data.shuffle import MOVING, PairwiseRounds
 from scalebench.data.tensor import DsTensor, Ints
-from scalebench.errors import DataError, nearest
+from scalebench.errors import DataError
 from scalebench.study.spec import Component, Training
 
 _DEAL, _ROTATE, _MIX, _IN_BLOCK, _PAIRS = range(5)  # independent streams of random numbers
@@ -48,8 +48,8 @@ class BatchPlan:
     unchanged by it.
 
     Raises:
-        DataError: more workers or blocks than samples, fewer blocks than workers, no batch size, a shard with fewer
-            samples than there are steps, an unknown shuffle or partition.
+        DataError: more workers or blocks than samples, fewer blocks than workers, a shard with fewer samples than
+            there are steps, an unknown partition.
     """
 
     def __init__(
@@ -69,7 +69,7 @@ class BatchPlan:
         self.n, self.workers, self.seed, self.shuffle = n, workers, seed, shuffle
         self.blocks = workers if blocks is None else blocks
         self.notes: list[str] = []
-        _check_counts(n, workers, self.blocks, shuffle)
+        _check_counts(n, workers, self.blocks)
         rule = PARTITIONS.create(partition.name, partition.options)
         self._dealt = rule.deal(n, workers, self.blocks, labels, self._rng(_DEAL))
         if rule.by_speed:
@@ -206,16 +206,12 @@ class BatchPlan:
         return int(ascending[:fewest].sum()), int(ascending[-most:].sum())
 
     def _settle_batch(self, per_worker: int | None, in_all: int | None) -> Fraction:
-        if (per_worker is None) == (in_all is None):
-            raise DataError("give batch_per_worker or batch_global, one of them")
         if in_all is not None:
             asked, most, name, of = in_all, self.n, "batch_global", f"{self.n} samples"
         else:
-            asked = per_worker or 0
+            assert per_worker is not None, "a training has one of the two"
             most = -(-self.n // self.workers) if self._balanced else self._shard_range()[1]
-            name, of = "batch", f"shard of {most}"
-        if asked < 1:
-            raise DataError(f"a batch holds at least one sample, got {asked}")
+            asked, name, of = per_worker, "batch", f"shard of {most}"
         if asked > most:
             self.notes.append(f"{name} {asked} is larger than the {of}: reduced to {most}")
         return Fraction(min(asked, most), 1 if in_all is None else self.workers)
@@ -241,11 +237,7 @@ class BatchPlan:
         )
 
 
-def _check_counts(n: int, workers: int, blocks: int, shuffle: str) -> None:
-    if shuffle not in SHUFFLES:
-        raise DataError(f"unknown shuffle {shuffle!r}; {nearest(shuffle, SHUFFLES)}")
-    if workers < 1:
-        raise DataError(f"{workers} workers; at least one is needed")
+def _check_counts(n: int, workers: int, blocks: int) -> None:
     if workers > n:
         raise DataError(f"{workers} workers but {n} training samples; use at most {n} workers or a larger data set")
     if blocks < workers:

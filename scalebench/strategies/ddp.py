@@ -21,7 +21,7 @@ from scalebench.strategies.registry import register
 from scalebench.strategies.replica_state import broadcast_bytes_
 
 if TYPE_CHECKING:
-    from torch import Tensor
+    pass
 
 _MIB = 1 << 20
 _TORCHS_CAP = 25.0  # MiB
@@ -54,7 +54,7 @@ class VirtualDdp(GradientAveraging):
     _stated = model_validator(mode="after")(options_have_an_effect)
 
     def setup(self, worker: Worker) -> None:
-        worker.state.buffers = buffers_of(worker) if worker.size > 1 else []
+        worker.state.buffers = list(worker.model.buffers()) if worker.size > 1 else []
         if self.compression == "powersgd" and worker.size > 1:
             worker.state.factors = PowerSgd(worker, self.rank, self.start)
 
@@ -117,7 +117,7 @@ class Ddp(VirtualDdp):
         cap: Any = self.torchs_cap(gradients.nbytes)  # torch takes floats, and says int
         worker.forward = DistributedDataParallel(worker.model, process_group=group, bucket_cap_mb=cap)
         state.steps, state.warmed = 0, False
-        buffers = buffers_of(worker)
+        buffers = list(worker.model.buffers())
         state.buffer_bytes, state.buffer_calls = sum(each.nbytes for each in buffers), len({b.dtype for b in buffers})
         state.sent = 2 * gradients.numel() if self.compression in WIRES else gradients.nbytes
         state.factors_sent = powersgd_elements(worker.model, self.rank) * gradients.element_size()
@@ -188,8 +188,3 @@ class Ddp(VirtualDdp):
             sizes = worker.forward._get_ddp_logging_data().get("rebuilt_bucket_sizes")  # type: ignore[attr-defined]
             calls = plain * len(sizes.split(",")) if sizes and state.warmed else None
             worker.comm.called(calls)  # type: ignore[attr-defined]
-
-
-def buffers_of(worker: Worker) -> list[Tensor]:
-    """Buffers that DDP sends: all, counters too."""
-    return list(worker.model.buffers())

@@ -27,12 +27,7 @@ def jitter_source(kind: JitterKind, sigma: float, *, seed: int, worker: int, mea
         normal       1 + sigma z / 0.9866, z within +-3              sigma <= 0.3
         lognormal    exp(s z - s^2 / 2), s^2 = ln(1 + sigma^2)
         exponential  1 - sigma + sigma e                             sigma <= 1
-
-    Raises:
-        ValueError: `sigma` is too large for the law: factors would be negative, or their mean above 1.
     """
-    if sigma > MOST_SIGMA.get(kind, sigma):
-        raise ValueError(f"jitter {kind}: sigma is at most {MOST_SIGMA[kind]}, got {sigma}")
     sample = np.asarray(measured, dtype=np.float64)
 
     def chunk(index: int) -> Floats:

@@ -49,19 +49,20 @@ class Csv(DatasetBuilder):
         del names[column]
         x = _numbers(path, names, lines, rows)
         task = self.task or ("classification" if _are_classes(cells) else "regression")
+        labels = None
         if task == "regression":
-            y = _numbers(path, ["target"], lines, [[cell] for cell in cells])
-            train, test = hold_out(len(x), self.test_fraction, self.seed)
-            y_train, y_test = standardised(y[train], y[test]) if self.standardise else (y[train], y[test])
-            outputs = 1
+            y, outputs = _numbers(path, ["target"], lines, [[cell] for cell in cells]), 1
         else:
             y, outputs = _class_numbers(path, cells)
-            train, test = hold_out(len(x), self.test_fraction, self.seed, y)
-            y_train, y_test = y[train], y[test]
-        x_train, x_test = standardised(x[train], x[test]) if self.standardise else (x[train], x[test])
-        if task == "regression":
-            y_train, y_test = y_train.astype(np.float32), y_test.astype(np.float32)
-        return Arrays(task, outputs, x_train.astype(np.float32), y_train, x_test.astype(np.float32), y_test)
+            labels = y
+        train, test = hold_out(len(x), self.test_fraction, self.seed, labels)
+        x_parts, y_parts = (x[train], x[test]), (y[train], y[test])
+        if self.standardise:
+            x_parts = standardised(*x_parts)
+            y_parts = standardised(*y_parts) if task == "regression" else y_parts
+        x_train, x_test = (part.astype(np.float32) for part in x_parts)
+        y_train, y_test = (part.astype(np.float32) if task == "regression" else part for part in y_parts)
+        return Arrays(task, outputs, x_train, y_train, x_test, y_test)
 
     def _read(self, path: Path) -> tuple[list[str], list[int], list[list[str]]]:
         """Return column names, and line number and cells of each row."""
