@@ -25,30 +25,23 @@ class Architecture(Choice):
 MODELS: Registry[Architecture] = Registry("model", ModelError, "scalebench.models.zoo", "scalebench.models")
 
 
-def image_shape(model: str, input_shape: tuple[int, ...]) -> tuple[int, int, int]:
-    """Return (planes, height, width) of a sample C x H x W, H x W, or a flat square such as 64 values for 8 x 8.
+def into_images(model: str, input_shape: tuple[int, ...]) -> tuple[list[nn.Module], tuple[int, int, int]]:
+    """Return layers from (n, *input_shape) to (n, planes, height, width), and these three.
+
+    A sample is C x H x W, which needs no layer, H x W, or a flat square such as 64 values for 8 x 8.
 
     Raises:
         ModelError: the sample has another shape.
     """
-    if len(input_shape) == 3:
-        return input_shape[0], input_shape[1], input_shape[2]
-    if len(input_shape) == 2:
-        return 1, input_shape[0], input_shape[1]
-    side = math.isqrt(math.prod(input_shape))
-    if len(input_shape) == 1 and side * side == input_shape[0]:
-        return 1, side, side
-    raise ModelError(
-        f"model {model}: cannot read samples of shape {input_shape} as images; expected C x H x W, H x W or a square "
-        "number of values; use model: mlp for features"
-    )
-
-
-def into_images(model: str, input_shape: tuple[int, ...]) -> list[nn.Module]:
-    """Return layers from (n, *input_shape) to (n, planes, height, width); empty if samples have that shape."""
     from torch import nn
 
-    shape = image_shape(model, input_shape)
     if len(input_shape) == 3:
-        return []
-    return [nn.Flatten(), nn.Unflatten(1, shape)]
+        return [], (input_shape[0], input_shape[1], input_shape[2])
+    sides = input_shape if len(input_shape) == 2 else (math.isqrt(math.prod(input_shape)),) * 2
+    if len(input_shape) not in (1, 2) or math.prod(sides) != math.prod(input_shape):
+        raise ModelError(
+            f"model {model}: cannot read samples of shape {input_shape} as images; expected C x H x W, H x W or a "
+            "square number of values; use model: mlp for features"
+        )
+    shape = (1, sides[0], sides[1])
+    return [nn.Flatten(), nn.Unflatten(1, shape)], shape

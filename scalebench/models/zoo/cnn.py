@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from pydantic import Field, PositiveInt
 
-from scalebench.models.architecture import MODELS, Architecture, image_shape, into_images
+from scalebench.models.architecture import MODELS, Architecture, into_images
 
 if TYPE_CHECKING:
     from torch import nn
@@ -29,8 +29,7 @@ class Cnn(Architecture):
     def build(self, input_shape: tuple[int, ...], outputs: int) -> nn.Module:
         from torch import nn
 
-        planes, height, width = image_shape(self.name, input_shape)
-        layers = into_images(self.name, input_shape)
+        layers, (planes, height, width) = into_images(self.name, input_shape)
         for channels in self.channels:
             layers += [nn.Conv2d(planes, channels, kernel_size=5, padding=2), nn.ReLU()]
             pool = (2 if height > 3 else 1, 2 if width > 3 else 1)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from pydantic import Field, PositiveInt, field_validator
 
 from scalebench.errors import ModelError
-from scalebench.models.architecture import MODELS, Architecture, image_shape, into_images
+from scalebench.models.architecture import MODELS, Architecture, into_images
 
 if TYPE_CHECKING:
     from torch import nn
@@ -40,8 +40,7 @@ class ResNet(Architecture):
 
         from scalebench.models.blocks import BatchNormBlock
 
-        planes, _, _ = image_shape(self.name, input_shape)
-        layers = into_images(self.name, input_shape)
+        layers, (planes, _, _) = into_images(self.name, input_shape)
         layers += [nn.Conv2d(planes, self.width, 3, padding=1, bias=False), nn.BatchNorm2d(self.width), nn.ReLU()]
         here = self.width
         for stage in range(3):
@@ -81,8 +80,7 @@ class NfNet(Architecture):
             raise ModelError(
                 f"model nfnet: {len(self.blocks)} numbers of blocks for {len(self.widths)} widths; give one for each"
             )
-        planes, _, _ = image_shape(self.name, input_shape)
-        layers = into_images(self.name, input_shape)
+        layers, (planes, _, _) = into_images(self.name, input_shape)
         layers.append(StandardisedConv(planes, self.widths[0], 3))
         here = self.widths[0]
         for stage, (width, count) in enumerate(zip(self.widths, self.blocks, strict=True)):

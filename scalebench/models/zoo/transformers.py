@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from scalebench.errors import ModelError
-from scalebench.models.architecture import MODELS, Architecture, image_shape, into_images
+from scalebench.models.architecture import MODELS, Architecture, into_images
 
 if TYPE_CHECKING:
     from torch import nn
@@ -23,9 +23,9 @@ class ResNet50(Architecture):
 
     def build(self, input_shape: tuple[int, ...], outputs: int) -> nn.Module:
         library = _transformers(self.name)
-        planes, _, _ = image_shape(self.name, input_shape)
+        layers, (planes, _, _) = into_images(self.name, input_shape)
         config = library.ResNetConfig(num_channels=planes, num_labels=outputs)
-        return _logits(self.name, input_shape, library.ResNetForImageClassification(config))
+        return _logits(layers, library.ResNetForImageClassification(config))
 
 
 @MODELS.add
@@ -39,14 +39,14 @@ class VitB16(Architecture):
     summary = "ViT-B/16 of transformers (pip install scalebench[models]); sides are multiples of 16"
 
     def build(self, input_shape: tuple[int, ...], outputs: int) -> nn.Module:
-        planes, height, width = image_shape(self.name, input_shape)
+        layers, (planes, height, width) = into_images(self.name, input_shape)
         if height != width or height % 16:
             raise ModelError(
                 f"model vit_b16: images of {height} x {width}; expected a square with sides of 16, 32, ..."
             )
         library = _transformers(self.name)
         config = library.ViTConfig(image_size=height, num_channels=planes, num_labels=outputs)
-        return _logits(self.name, input_shape, library.ViTForImageClassification(config))
+        return _logits(layers, library.ViTForImageClassification(config))
 
 
 def _transformers(name: str) -> Any:
@@ -57,10 +57,10 @@ def _transformers(name: str) -> Any:
     return transformers
 
 
-def _logits(name: str, input_shape: tuple[int, ...], model: nn.Module) -> nn.Module:
+def _logits(layers: list[nn.Module], model: nn.Module) -> nn.Module:
     """A module that returns the outputs themselves, where transformers wraps them."""
     from torch import nn
 
     from scalebench.models.blocks import LogitsOf
 
-    return nn.Sequential(*into_images(name, input_shape), LogitsOf(model))
+    return nn.Sequential(*layers, LogitsOf(model))

@@ -138,7 +138,7 @@ def types_of_results():
 def bad_input():
     tensor = DsTensor(np.arange(ROWS), HOLD, comm=COMM)
     refused("did you mean 'in_block'", lambda: tensor.shuffle("in_blocks", 0))
-    refused("24 blocks but 23 samples", lambda: tensor.rechunk(ROWS + 1))
+    refused("cannot cut 23 rows into 24x1 blocks", lambda: tensor.rechunk(ROWS + 1))
     refused("add up to the", lambda: tensor.rechunk([1, 1]))
     refused("single number", lambda: DsTensor(np.array(1.0), 1, comm=COMM))
     refused("single number", lambda: tensor.map(lambda block: block.sum()))
