@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 
 _MIB = 1 << 20
 _TORCHS_CAP = 25.0  # MiB
+_BUCKETS = ("bucket_sizes", "rebuilt_bucket_sizes")  # of the first backward pass, of all others
 
 
 @register("virtual")
@@ -180,11 +181,14 @@ class Ddp(VirtualDdp):
         """Count an allreduce for each bucket of a step; PowerSGD's three for its only bucket are counted already.
 
         Buckets are made anew after the first backward pass, in the order of its gradients; torch logs them some passes
-        later. The number is unknown until then, and without warm-up.
+        later, and the number is unknown until then.
         """
         state = worker.state
         plain = min(state.steps, self.start) if self.compression == "powersgd" else state.steps
         if worker.size > 1:
-            sizes = worker.forward._get_ddp_logging_data().get("rebuilt_bucket_sizes")  # type: ignore[attr-defined]
-            calls = plain * len(sizes.split(",")) if sizes and state.warmed else None
+            log = worker.forward._get_ddp_logging_data()  # type: ignore[attr-defined]
+            first, then = (len(sizes.split(",")) if sizes else None for sizes in map(log.get, _BUCKETS))
+            early = 0 if state.warmed else min(plain, 1)  # steps with the first buckets
+            known = plain == early or then is not None
+            calls = early * (first or 0) + (plain - early) * (then or 0) if known else None
             worker.comm.called(calls)  # type: ignore[attr-defined]
