@@ -6,7 +6,7 @@ import pytest
 
 from scalebench.data.builder import DATASETS
 from scalebench.data.partition import PARTITIONS
-from scalebench.data.plan import SHUFFLES
+from scalebench.data.shuffle import SHUFFLES
 from scalebench.models.architecture import MODELS
 
 DOCS = Path(__file__).parents[2] / "docs"

@@ -9,8 +9,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from scalebench.data.dataset import Dataset
-from scalebench.data.plan import SHUFFLES, BatchPlan
+from scalebench.data.plan import BatchPlan
 from scalebench.data.shard import Shard
+from scalebench.data.shuffle import SHUFFLES
 
 
 def make_dataset(n, task="classification"):
