@@ -49,8 +49,8 @@ def load_study(path: Path | None, overrides: dict[str, Any], sets: list[str]) ->
     flags = {key: value for key, value in overrides.items() if value is not None}
     flags |= {key: written_component(flags[key], f"--{key}") for key in _SHORTCUTS if key in flags}
     if "strategies" in flags:
-        if any(item.partition("=")[0].strip() == "strategies" for item in sets):
-            raise StudyError("--set strategies: --strategy gives strategies too; leave one of them out")
+        if item := next((item for item in sets if item.partition("=")[0].strip() == "strategies"), ""):
+            raise StudyError(f"--set {item}: --strategy gives strategies too; leave one of them out")
         flags["strategies"] = [written_component(item, "--strategy") for item in flags["strategies"]]
     raw = _without_replaced(raw, {*flags, *map(_set_key, sets)})
     completed = {_set_key(item) for item in sets if "." in item.partition("=")[0]}

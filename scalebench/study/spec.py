@@ -26,6 +26,7 @@ Execution = Literal["native", "paced", "virtual", "modelled"]
 SIMULATED = ("virtual", "modelled")  # executions whose time is a price
 Engine = Literal["mpi", "horovod", "gloo", "nccl"]
 _LR_DECAY = 0.1
+_LARGEST_LR = 1e38  # float32 and bfloat16 end at 3.4e38
 DEFAULT_TARGET = 0.9  # accuracy of the default study; serial reaches it after the first epoch
 MOST_RUNS = 100_000  # of a study, and of an execution of it: planning takes some 20 seconds
 BY_LAYER = ("lars", "lamb")  # optimizers with a step size per layer, which one flat vector cannot have
@@ -110,7 +111,7 @@ class Training(StrictModel):
     dtype: Literal["float32", "float64", "bfloat16"] = "float32"
     epochs: PositiveInt = 6
     optimizer: Component = Component(name="sgd", options={"momentum": 0.9})
-    lr: float = Field(0.03, gt=0, le=1e38)  # best for serial in the default study (docs/models.md)
+    lr: PositiveFloat = 0.03  # best for serial in the default study (docs/models.md)
     lr_policy: Literal["constant", "linear", "cosine", "step", "optimizer_steps"] = "constant"
     lr_warmup_epochs: NonNegativeInt = 0
     lr_decay: float = Field(
@@ -210,6 +211,12 @@ class Study(Training):
         for rank, key in named.items():
             if rank >= most:
                 raise ValueError(f"virtual.{key} names worker {rank}; the largest run has the workers 0 to {most - 1}")
+        return self
+
+    @model_validator(mode="after")
+    def _lr_is_a_number_of_its_dtype(self) -> Study:
+        if self.dtype != "float64" and self.lr > _LARGEST_LR:
+            raise ValueError(f"lr: {self.lr:g} is too large for {self.dtype}; expected at most {_LARGEST_LR:g}")
         return self
 
     @model_validator(mode="after")
