@@ -7,7 +7,6 @@ import csv
 import pytest
 
 from scalebench.errors import ResultsError
-from scalebench.records import attempts
 from scalebench.records.attempts import Attempts, latest_places
 from scalebench.records.store import Store
 from tests.records_factory import run_row
@@ -28,11 +27,7 @@ def rows(path):
         return list(csv.DictReader(file))
 
 
-@pytest.mark.parametrize(("block", "line", "beginning"), [(7, 1, 9), (500, 60, 40), (1 << 20, 1 << 10, 200)])
-def test_rows_do_not_depend_on_the_block_size(path, block, line, beginning, monkeypatch):
-    monkeypatch.setattr(attempts, "_BLOCK", block)
-    monkeypatch.setattr(attempts, "_LINE", line)
-    monkeypatch.setattr(attempts, "_BEGINNING", beginning)
+def test_rows_are_those_of_a_csv_reader(path):
     expected, found = rows(path), Attempts(path)
     assert found.run_id == [row["run_id"] for row in expected]
     assert found.attempt == [int(row["attempt"]) for row in expected]
@@ -42,13 +37,11 @@ def test_rows_do_not_depend_on_the_block_size(path, block, line, beginning, monk
     assert found.latest() == latest_places(found.run_id, found.attempt) == {f"r{n % 9}": n for n in range(3, 12)}
 
 
-def test_incomplete_last_row_is_ignored(path, monkeypatch):
+def test_incomplete_last_row_is_ignored(path):
     expected = rows(path)
     with path.open("ab") as file:
         file.write(path.read_bytes().splitlines()[1][:100])
-    for block in (64, 1 << 20):
-        monkeypatch.setattr(attempts, "_BLOCK", block)
-        assert Attempts(path).newest(99) == expected
+    assert Attempts(path).newest(99) == expected
 
 
 def test_reordered_columns_are_read(path):
