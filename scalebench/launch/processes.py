@@ -15,16 +15,14 @@ from scalebench.comm import engines, slurm
 from scalebench.comm.mpi_match import AS_ROOT
 from scalebench.errors import EngineError
 from scalebench.launch.hosts import SPEAK_OF_HOSTS, Hosts, reachable, this_host
+from scalebench.records.provenance import TIMING
 
 _GRACE_S = 5.0  # between asking processes to end and ending them
 _ABORT_DELAY_S = 1  # a rank that lost a peer waits so long, in which mpirun notices the peer's death and names it
 _THREADS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS")
 _OURS = {*_THREADS, "HOROVOD_CYCLE_TIME", "HOROVOD_FUSION_THRESHOLD"}  # what a run says, not the user's shell
 # What ranks on other hosts get by name: an agent such as ssh passes nothing on. mpirun itself passes OMPI_ and PRTE_.
-_PASSED = re.compile(
-    r"(OMP|MKL|OPENBLAS|KMP|GOMP|HOROVOD|GLOO|NCCL|RCCL|TORCH|UCX|FI|PSM2|SCALEBENCH|XDG|PYTHON|MALLOC)_\w+"
-    r"|PYTHONPATH|LD_PRELOAD|CUBLAS_WORKSPACE_CONFIG|ATEN_CPU_CAPABILITY"
-)
+_PASSED = re.compile(rf"{TIMING}|(TORCH|SCALEBENCH|XDG|PYTHON)_\w+|PYTHONPATH")
 _SCHEDULERS = re.compile(r"(SLURM|PBS|LSB|PE)_\w+")
 
 

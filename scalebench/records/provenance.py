@@ -19,64 +19,18 @@ from typing import Any
 from scalebench.records import builds, machine
 from scalebench.records.credentials import MASK, SHORTEST_WORD, SWITCHES, is_private, is_secret, mask, mask_assigned
 
-ALLOWED_PREFIXES = (
-    "OMP_",
-    "MKL_",
-    "OPENBLAS_",
-    "KMP_",
-    "OMPI_MCA_",
-    "HOROVOD_",
-    "NCCL_",
-    "GLOO_",
-    "UCX_",
-    "TORCH_NCCL_",
-    "I_MPI_",
-    "MPICH_",
-    "MV2_",
-    "FI_",
-    "PSM2_",
-    "RCCL_",
-    "GOMP_",
-    "MALLOC_",
+# Variables that change timings: threads, communication libraries, allocators.
+TIMING = (
+    r"(OMP|MKL|OPENBLAS|KMP|GOMP|HOROVOD|GLOO|NCCL|RCCL|UCX|FI|PSM2|MALLOC)_\w+"
+    r"|LD_PRELOAD|CUBLAS_WORKSPACE_CONFIG|ATEN_CPU_CAPABILITY"
 )
-ALLOWED_NAMES = (
-    "ATEN_CPU_CAPABILITY",
-    "CUDA_DEVICE_ORDER",
-    "CUDA_LAUNCH_BLOCKING",
-    "CUDA_VISIBLE_DEVICES",
-    "HIP_VISIBLE_DEVICES",
-    "LD_PRELOAD",
-    "ROCR_VISIBLE_DEVICES",
-    "CUBLAS_WORKSPACE_CONFIG",
-    "PYTHONHASHSEED",
-    "SCALEBENCH_IMAGE",
-    "SCALEBENCH_IMAGE_DIGEST",
-    "SLURM_JOB_ID",
-    "SLURM_JOB_NUM_NODES",
-    "SLURM_JOB_PARTITION",
-    "SLURM_CLUSTER_NAME",
-    "SLURM_GPUS_ON_NODE",
-    "SLURM_GPUS_PER_NODE",
-    "SLURM_GPUS_PER_TASK",
-    "SLURM_GPU_BIND",
-    "SLURM_HINT",
-    "SLURM_MEM_BIND",
-    "SLURM_TASKS_PER_NODE",
-    "SLURM_THREADS_PER_CORE",
-    "SLURM_NNODES",
-    "SLURM_NTASKS",
-    "SLURM_NTASKS_PER_NODE",
-    "SLURM_CPUS_PER_TASK",
-    "SLURM_CPU_BIND",
-    "SLURM_DISTRIBUTION",
-    "PBS_JOBID",
-    "PBS_NCPUS",
-    "PBS_NUM_NODES",
-    "PBS_NUM_PPN",
-    "PBS_QUEUE",
-    "LSB_DJOB_NUMPROC",
-    "LSB_JOBID",
-    "LSB_QUEUE",
+_ALLOWED = re.compile(
+    rf"""{TIMING} | (OMPI_MCA|TORCH_NCCL|I_MPI|MPICH|MV2)_\w+ | PYTHONHASHSEED | SCALEBENCH_IMAGE(_DIGEST)?
+    | CUDA_(DEVICE_ORDER|LAUNCH_BLOCKING|VISIBLE_DEVICES) | (HIP|ROCR)_VISIBLE_DEVICES
+    | SLURM_(JOB_ID|JOB_NUM_NODES|JOB_PARTITION|CLUSTER_NAME|GPUS_ON_NODE|GPUS_PER_NODE|GPUS_PER_TASK|GPU_BIND)
+    | SLURM_(HINT|MEM_BIND|CPU_BIND|TASKS_PER_NODE|THREADS_PER_CORE|NNODES|NTASKS|NTASKS_PER_NODE|CPUS_PER_TASK)
+    | SLURM_DISTRIBUTION | PBS_(JOBID|NCPUS|NUM_NODES|NUM_PPN|QUEUE) | LSB_(DJOB_NUMPROC|JOBID|QUEUE)""",
+    re.VERBOSE,
 )
 JOB_IDS = ("SLURM_JOB_ID", "PBS_JOBID", "LSB_JOBID")
 _SHORTEST_SECRET = 8  # characters; shorter values occur in ordinary text
@@ -151,12 +105,8 @@ def _redacted(value: Any, environment: Mapping[str, str], *, short: bool = False
 
 def allowed_environment(environment: Mapping[str, str]) -> dict[str, str]:
     """Return the variables that change timings, redacted."""
-    allowed = {
-        name: value
-        for name, value in environment.items()
-        if (name.startswith(ALLOWED_PREFIXES) or name in ALLOWED_NAMES) and not is_private(name)
-    }
-    return {name: redact(value, environment, short=True) for name, value in sorted(allowed.items())}
+    allowed = sorted(name for name in environment if _ALLOWED.fullmatch(name) and not is_private(name))
+    return {name: redact(environment[name], environment, short=True) for name in allowed}
 
 
 def redact(text: str, environment: Mapping[str, str] = os.environ, *, names: bool = True, short: bool = False) -> str:
