@@ -17,7 +17,7 @@ from pathlib import Path
 from ratios import Finding
 
 from scalebench.comm import engines
-from scalebench.launch.processes import environment, mpirun_command
+from scalebench.launch.processes import environment, launch_command
 
 _LIMIT_S = 300.0
 
@@ -27,7 +27,7 @@ def findings_of_ranks(module: str, engine: str, ranks: int = 2) -> list[Finding]
     reason = engines.available(engine)
     if reason is not None:
         return [Finding(f"{module}: {engine}", "", "", f"not measured: {reason}", "", "", "")]
-    command, binding = mpirun_command(ranks, 1, engines.PROGRESS_THREADS[engine])
+    command, binding = launch_command(ranks, 1, engines.PROGRESS_THREADS[engine])
     with tempfile.TemporaryDirectory(prefix="scalebench-benchmark-") as folder:
         result = Path(folder) / "findings.json"
         subprocess.run(

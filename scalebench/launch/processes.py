@@ -36,57 +36,40 @@ def launch_command(
     mpi: bool = True,
     settings: Iterable[str] = (),
 ) -> tuple[list[str], str]:
-    """Command of the launcher in use, mpirun or srun, with the arguments and values of `mpirun_command`.
+    """The command of mpirun or srun that starts `ranks` processes, up to the program, and how it binds them.
 
-    Without `mpi`, srun joins the ranks by no MPI.
-    """
-    if engines.launcher() == "mpirun":
-        return mpirun_command(ranks, threads, progress_threads, bind=bind, alone=alone, settings=settings)
-    hosts = reachable()
-    if alone:
-        hosts = Hosts(hosts.hosts[:1])
-    nodes = [host.name for host, count in zip(hosts.hosts, hosts.ranks_on(ranks), strict=True) for _ in range(count)]
-    if not bind or not hosts.can_bind(ranks, threads):
-        return slurm.srun_command(nodes, mpi=mpi), "none"
-    width = threads + progress_threads if hosts.can_bind(ranks, threads + progress_threads) else threads
-    per_core = max(1, *(host.cores // host.physical_cores for host in hosts.hosts))
-    return slurm.srun_command(nodes, cpus=width * per_core, mpi=mpi), "core" if width == 1 else f"core:{width}"
-
-
-def mpirun_command(
-    ranks: int,
-    threads: int = 1,
-    progress_threads: int = 0,
-    *,
-    bind: bool = True,
-    alone: bool = False,
-    settings: Iterable[str] = (),
-) -> tuple[list[str], str]:
-    """The command that starts `ranks` processes, up to the program, and how it binds them, for the records.
-
-    `alone`: all of them on this host, in the environment for that. Ranks on other hosts are given by name what they
-    need of this process's environment, threads, and `settings`.
+    `alone`: all of them on one host, in the environment for that. Without `mpi`, srun joins them by no MPI. Ranks on
+    other hosts are given by name what they need of this process's environment, threads, and `settings`.
 
     Raises:
         EngineError: there is no mpirun.
     """
+    by_slurm = engines.launcher() == "srun"
     mpirun = engines.find_mpirun()
-    if mpirun is None:
+    if mpirun is None and not by_slurm:
         raise EngineError(f"no mpirun beside {sys.executable} or on PATH; add it with: {engines.ADD_MPI}")
+    hosts = reachable() if by_slurm or not alone else this_host()
+    if alone:
+        hosts = Hosts(hosts.hosts[:1])
+    widths = (threads + progress_threads, threads)
+    width = next((cores for cores in widths if bind and hosts.can_bind(ranks, cores)), 0)
+    binding = {0: "none", 1: "core"}.get(width, f"core:{width}")
+    if by_slurm:
+        held = zip(hosts.hosts, hosts.ranks_on(ranks), strict=True)
+        per_core = max(1, *(host.cores // host.physical_cores for host in hosts.hosts))
+        nodes = [host.name for host, count in held for _ in range(count)]
+        return slurm.srun_command(nodes, cpus=width * per_core, mpi=mpi), binding
     command = [str(mpirun), "-n", str(ranks)]
-    hosts = this_host() if alone else reachable()
     if len(hosts.hosts) > 1:
         passed = {name for name in os.environ if _PASSED.fullmatch(name)} - _OURS | {*_THREADS, *settings}
         command += [word for name in sorted(passed) for word in ("-x", name)]
-    if bind and hosts.can_bind(ranks, threads):
-        width = threads + progress_threads if hosts.can_bind(ranks, threads + progress_threads) else threads
-        if ranks > hosts.slots:  # the first ranks, workers, are spread over the hosts; servers, the last, share them
-            spread = ["--map-by", f"slot:PE={width}:OVERSUBSCRIBE", "--rank-by", "node"]
-            return [*command, *spread, "--bind-to", "core"], "core" if width == 1 else f"core:{width}"
-        if width == 1:
-            return [*command, "--map-by", "core", "--bind-to", "core"], "core"
-        return [*command, "--map-by", f"slot:PE={width}", "--bind-to", "core"], f"core:{width}"
-    return [*command, "--map-by", ":OVERSUBSCRIBE", "--bind-to", "none"], "none"
+    if (
+        width and ranks > hosts.slots
+    ):  # the first ranks, workers, are spread over the hosts; servers, the last, share them
+        command += ["--map-by", f"slot:PE={width}:OVERSUBSCRIBE", "--rank-by", "node"]
+    else:
+        command += ["--map-by", {0: ":OVERSUBSCRIBE", 1: "core"}.get(width, f"slot:PE={width}")]
+    return [*command, "--bind-to", "core" if width else "none"], binding
 
 
 def environment(threads: int, *, oversubscribed: bool = False, alone: bool = False) -> dict[str, str]:

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from scalebench.comm.engines import available
-from scalebench.launch.processes import environment, mpirun_command
+from scalebench.launch.processes import environment, launch_command
 from tests.conftest import some
 
 PROGRAMS = Path(__file__).parent / "programs"
@@ -16,7 +16,7 @@ LACKS = {"mpi": [], "gloo": [], "horovod": ["bfloat16", "bfloat16", "sub-communi
 
 
 def run(program, ranks, *arguments):
-    command = [*mpirun_command(ranks)[0], sys.executable, "-W", "error", str(PROGRAMS / program), *arguments]
+    command = [*launch_command(ranks)[0], sys.executable, "-W", "error", str(PROGRAMS / program), *arguments]
     done = subprocess.run(command, env=environment(1), capture_output=True, text=True, timeout=120)
     assert done.returncode == 0, done.stdout + done.stderr
     return json.loads(done.stdout.splitlines()[-1])

@@ -16,7 +16,7 @@ from scalebench.comm.engines import available
 from scalebench.data.shuffle import MOVING, SHUFFLES
 from scalebench.data.tensor import DsTensor
 from scalebench.errors import DataError
-from scalebench.launch.processes import environment, mpirun_command
+from scalebench.launch.processes import environment, launch_command
 from tests.conftest import some
 
 PROGRAM = Path(__file__).parent / "programs/spread.py"
@@ -27,7 +27,7 @@ def test_tensor_over_real_ranks_equals_one_process(ranks, tmp_path):
     """Every operation bit for bit on uneven, empty and few blocks, grids and files; bad input ends on every rank."""
     if reason := available("mpi"):
         pytest.skip(reason)
-    command = [*mpirun_command(ranks)[0], sys.executable, "-W", "error", str(PROGRAM), str(tmp_path)]
+    command = [*launch_command(ranks)[0], sys.executable, "-W", "error", str(PROGRAM), str(tmp_path)]
     done = subprocess.run(command, env=environment(1), capture_output=True, text=True, timeout=240)
     assert done.returncode == 0, done.stdout + done.stderr
     assert json.loads(done.stdout.splitlines()[-1]) == {"tensors": 184, "refused": 21}
@@ -39,7 +39,7 @@ def test_the_documented_example_runs(tmp_path):
     page = (Path(__file__).parents[2] / "docs/data.md").read_text()
     (found,) = re.findall(r"Save this as `spread.py`:\n\n```python\n(.*?)```", page, re.DOTALL)
     (tmp_path / "spread.py").write_text(found)
-    command = [*mpirun_command(2)[0], sys.executable, "-W", "error", str(tmp_path / "spread.py")]
+    command = [*launch_command(2)[0], sys.executable, "-W", "error", str(tmp_path / "spread.py")]
     done = subprocess.run(command, env=environment(1), capture_output=True, text=True, timeout=120)
     assert done.returncode == 0, done.stdout + done.stderr
     sizes = [2, 2, 2, 2, 1, 1]

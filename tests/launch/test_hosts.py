@@ -11,7 +11,7 @@ from scalebench.comm import engines
 from scalebench.launch import hosts, planning, processes, sweep
 from scalebench.launch.hosts import Host, Hosts
 from scalebench.launch.planning import beyond_the_slots
-from scalebench.launch.processes import mpirun_command
+from scalebench.launch.processes import launch_command
 from scalebench.study.spec import Study
 from tests.conftest import needs_mpi
 
@@ -83,12 +83,12 @@ def test_the_slot_of_a_server_is_named_when_planning(three):
 def test_ranks_on_other_hosts_get_by_name_what_a_run_sets(three, monkeypatch):
     monkeypatch.setenv("GLOO_SOCKET_IFNAME", "eth0")
     monkeypatch.setenv("HOROVOD_CYCLE_TIME", "9")
-    command, binding = mpirun_command(3, progress_threads=1, settings={"HOROVOD_FUSION_THRESHOLD": "0"})
+    command, binding = launch_command(3, progress_threads=1, settings={"HOROVOD_FUSION_THRESHOLD": "0"})
     passed = {command[place + 1] for place, word in enumerate(command) if word == "-x"}
     assert {"GLOO_SOCKET_IFNAME", "HOROVOD_FUSION_THRESHOLD", "OMP_NUM_THREADS"} <= passed
     assert "HOROVOD_CYCLE_TIME" not in passed, "a run says it, not the shell"
     assert binding == "core:2"
-    command, _ = mpirun_command(4)
+    command, _ = launch_command(4)
     assert "slot:PE=1:OVERSUBSCRIBE" in command, "one more than slots, but each has a core"
-    assert mpirun_command(7)[1] == "none"
-    assert "-x" not in mpirun_command(2, alone=True)[0]
+    assert launch_command(7)[1] == "none"
+    assert "-x" not in launch_command(2, alone=True)[0]

@@ -18,7 +18,7 @@ from scalebench.comm import engines
 from scalebench.data.catalog import prepare
 from scalebench.errors import EngineError
 from scalebench.launch.mpirun import Launcher, warm_ups
-from scalebench.launch.processes import environment, mpirun_command
+from scalebench.launch.processes import environment, launch_command
 from scalebench.native.heartbeat import Phase, read_heartbeats
 from scalebench.study.spec import Component, Run
 from tests.conftest import needs_mpi
@@ -291,18 +291,18 @@ def test_missing_mpirun_names_the_command_that_adds_it(tmp_path, monkeypatch):
     with pytest.raises(EngineError, match=r'no mpirun .* pip install "scalebench\[mpi\]"'):
         Recorder([make_run("one")], tmp_path)
     with pytest.raises(EngineError, match=r'no mpirun .* pip install "scalebench\[mpi\]"'):
-        mpirun_command(2)
+        launch_command(2)
 
 
 def test_ranks_are_bound_while_cores_suffice(monkeypatch):
     monkeypatch.setattr(engines, "physical_cores", lambda: 4)
-    assert mpirun_command(4)[1] == "core"
-    assert mpirun_command(2, threads=2)[1] == "core:2"
-    assert mpirun_command(2, progress_threads=1)[1] == "core:2"  # room for the thread that moves bytes
-    assert mpirun_command(4, progress_threads=1)[1] == "core"
-    command, binding = mpirun_command(5)
+    assert launch_command(4)[1] == "core"
+    assert launch_command(2, threads=2)[1] == "core:2"
+    assert launch_command(2, progress_threads=1)[1] == "core:2"  # room for the thread that moves bytes
+    assert launch_command(4, progress_threads=1)[1] == "core"
+    command, binding = launch_command(5)
     assert (binding, command[command.index("--bind-to") + 1]) == ("none", "none")
-    assert mpirun_command(2, bind=False)[1] == "none"
+    assert launch_command(2, bind=False)[1] == "none"
 
 
 def test_shell_variables_do_not_change_a_run(monkeypatch):

@@ -16,7 +16,7 @@ import pytest
 
 from scalebench.comm.engines import available
 from scalebench.data.dataset import Dataset
-from scalebench.launch.processes import environment, mpirun_command
+from scalebench.launch.processes import environment, launch_command
 from scalebench.virtual.engine import simulate
 
 REFERENCE = Path(__file__).parents[1] / "reference" / "dislib-1.0.0.npz"
@@ -177,7 +177,7 @@ def test_four_real_ranks_reproduce_dislib(reference, make_run, tmp_path):
     np.savez(tmp_path / "odd.npz", x=odd_data()[0], y=odd_data()[1])
     entries = [{"run": json.loads(run.model_dump_json()), "data": f"{data}.npz"} for run, data in runs]
     (tmp_path / "runs.json").write_text(json.dumps(entries))
-    command = [*mpirun_command(4)[0], sys.executable, "-W", "error", str(PROGRAM), str(tmp_path)]
+    command = [*launch_command(4)[0], sys.executable, "-W", "error", str(PROGRAM), str(tmp_path)]
     done = subprocess.run(
         command, env=environment(1, oversubscribed=True), capture_output=True, text=True, timeout=240, check=False
     )

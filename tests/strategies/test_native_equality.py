@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from scalebench.comm.engines import available
-from scalebench.launch.processes import environment, mpirun_command
+from scalebench.launch.processes import environment, launch_command
 from scalebench.virtual.engine import simulate
 from tests.strategies import daso_case
 
@@ -107,7 +107,7 @@ def launched(engine, runs, references, blobs, tmp_path):
         entries.append({**entries[0], "run": json.loads(run.model_dump_json()), "reference": name, "apart": False})
     (tmp_path / "runs.json").write_text(json.dumps(entries))
     np.savez(tmp_path / "data.npz", x=blobs.x_train, y=blobs.y_train, x_test=blobs.x_test, y_test=blobs.y_test)
-    command = [*mpirun_command(4)[0], sys.executable, "-W", "error", str(PROGRAM), str(tmp_path)]
+    command = [*launch_command(4)[0], sys.executable, "-W", "error", str(PROGRAM), str(tmp_path)]
     done = subprocess.run(
         command, env=environment(1, oversubscribed=True), capture_output=True, text=True, timeout=240, check=False
     )
