@@ -21,9 +21,9 @@ from scalebench.errors import EngineError
 from scalebench.launch.hosts import reachable, require_seen
 from scalebench.launch.processes import environment, launch_command, stop
 from scalebench.native.heartbeat import create_heartbeats
-from scalebench.native.job import REFUSED, EventReader, Further, Job, server_ranks, settings_of
+from scalebench.native.job import REFUSED, Death, Job, JsonLines, server_ranks, settings_of
 from scalebench.native.nodes import Nodes
-from scalebench.native.postmortem import Death, Pulse, cause_of_death, what_to_check
+from scalebench.native.postmortem import Pulse, cause_of_death, what_to_check
 from scalebench.records.provenance import host_hash
 from scalebench.records.rows import PACED_OVERRUN_LIMIT
 from scalebench.study.spec import Run
@@ -192,7 +192,7 @@ class _Launch:
             host=host_hash(),
         )
         create_heartbeats(job.heartbeats, self._ranks)
-        pulse, events = Pulse(job.heartbeats), EventReader(job.events)
+        pulse, events = Pulse(job.heartbeats), JsonLines(job.events)
         with (self._folder / "stdout.txt").open("wb") as out, (self._folder / "stderr.txt").open("wb") as err:
             process = subprocess.Popen(
                 [*command, sys.executable, "-m", "scalebench.native", str(job.save())],
@@ -204,7 +204,7 @@ class _Launch:
                 preexec_fn=end_with_parent,
             )
         try:
-            death = self._attend(process, events, pulse, Further(job.further))
+            death = self._attend(process, events, pulse, JsonLines(job.further))
         finally:
             stop(process, pulse.pids)
         if death is None:  # stopped: what began after the last run does not count
@@ -216,11 +216,7 @@ class _Launch:
             self._record(death)
 
     def _attend(
-        self,
-        process: subprocess.Popen[bytes],
-        events: EventReader,
-        pulse: Pulse,
-        further: Further,
+        self, process: subprocess.Popen[bytes], events: JsonLines, pulse: Pulse, further: JsonLines
     ) -> Death | None:
         """Pass on the events of the ranks until they end or have to be ended; None after a request to stop."""
         self._since = time.monotonic()
@@ -263,27 +259,27 @@ class _Launch:
             return None
         return cause_of_death(self._folder, process.returncode, pulse.hosts, engines.launcher())
 
-    def _go_on(self, further: Further) -> None:
+    def _go_on(self, further: JsonLines) -> None:
         assert self._more is not None
         runs = self._more()
         self.left = {run.run_id: run for run in runs}
         self._since = time.monotonic()
-        further.add(runs)
+        further.append([run.model_dump(mode="json") for run in runs])
         if not runs:
             self._more = None
 
-    def _hear(self, events: EventReader) -> None:
-        for event, run_id, outcome in events.new():
-            run = self.left.get(run_id)
+    def _hear(self, events: JsonLines) -> None:
+        for event in events.new():
+            run = self.left.get(event["run_id"])
             if run is None:
                 continue
             self.achieved = True
             self._since = time.monotonic()
-            if event == "start":
+            if "outcome" in event:
+                self._end(run, Outcome.from_json(event["outcome"]))
+            else:
                 self._under_way = run
                 self._launcher.on_start(run)
-            elif outcome is not None:
-                self._end(run, outcome)
 
     def _record(self, death: Death) -> None:
         """Blame the run under way, or the one in which a rank failed before rank 0 could say that it began."""

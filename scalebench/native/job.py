@@ -1,11 +1,15 @@
-"""The files by which a launcher and its ranks communicate: job, further runs, events, and errors of ranks."""
+"""The files by which a launcher and its ranks communicate: job, further runs, events, and errors of ranks.
+
+An event is the beginning of a run, with its `run_id`, or its end, with its `outcome` too. Further runs follow the job's
+own, block by block; an empty block ends them.
+"""
 
 from __future__ import annotations
 
 import json
-import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import suppress
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -14,9 +18,8 @@ from pydantic import BaseModel, ConfigDict
 from scalebench.comm.base import Capability
 from scalebench.strategies import registry
 from scalebench.study.spec import Run
-from scalebench.training.outcome import Outcome
 
-REFUSED = "refused"  # status of last words: no run is to blame, and none can be made
+REFUSED = "refused"  # status of a launch of which no run is to blame, and none can be made
 
 
 class Job(BaseModel):
@@ -28,7 +31,7 @@ class Job(BaseModel):
     datasets: dict[int, Path]  # prepared data by worker count
     folder: Path  # of this launch
     weights: Path | None = None  # where `save_weights` puts <run_id>.npz
-    stays_open: bool = False  # after these runs others may follow, see `Further`
+    stays_open: bool = False  # after these runs others may follow
     settings: dict[str, str] = {}  # environment variables the engine reads once, when it is initialised
     ranks: int = 0  # processes that are started
     launcher: str = "mpirun"
@@ -79,89 +82,45 @@ def server_ranks(run: Run) -> int:
     return int(strategy.servers(run.workers)) if Capability.SERVER in strategy.requires else 0
 
 
-class EventWriter:
-    """Writes the events of rank 0, one JSON line each, flushed at once."""
-
-    def __init__(self, path: Path) -> None:
-        self._file = path.open("a", encoding="utf-8")
-
-    def started(self, run_id: str) -> None:
-        self._say({"event": "start", "run_id": run_id})
-
-    def ended(self, outcome: Outcome) -> None:
-        self._say({"event": "outcome", "run_id": outcome.run_id, "outcome": outcome.to_json()})
-
-    def _say(self, event: dict[str, Any]) -> None:
-        self._file.write(json.dumps(event) + "\n")
-        self._file.flush()
-
-
-class Further:
-    """The runs that follow a job's own, block by block; an empty block ends them."""
+class JsonLines:
+    """A file of JSON lines that one process appends to and another reads, each complete line once."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
         self._read = 0
 
-    def add(self, runs: Sequence[Run]) -> None:
-        """Append a block of runs."""
+    def append(self, content: Any) -> None:
         with self._path.open("a", encoding="utf-8") as file:
-            file.write(json.dumps([run.model_dump(mode="json") for run in runs]) + "\n")
+            file.write(json.dumps(content) + "\n")
 
-    def wait(self, nap_s: float) -> list[Run]:
-        """Sleep until the next block is there, and read it."""
-        while True:
-            with suppress(FileNotFoundError), self._path.open("rb") as file:
-                file.seek(self._read)
-                line = file.readline()
-                if line.endswith(b"\n"):
-                    self._read += len(line)
-                    return [Run.model_validate(run) for run in json.loads(line)]
-            time.sleep(nap_s)
-
-
-class EventReader:
-    """Reads events in the launcher: complete lines only, each once."""
-
-    def __init__(self, path: Path) -> None:
-        self._path = path
-        self._offset = 0
-
-    def new(self) -> Iterator[tuple[str, str, Outcome | None]]:
-        """Yield (event, run_id, outcome) of each line since the last call."""
-        if not self._path.exists():
-            return
-        with self._path.open("rb") as file:
-            file.seek(self._offset)
+    def new(self) -> Iterator[Any]:
+        """Yield the content of each line since the last call."""
+        with suppress(FileNotFoundError), self._path.open("rb") as file:
+            file.seek(self._read)
             for line in file:
                 if not line.endswith(b"\n"):
                     return
-                self._offset += len(line)
-                event = json.loads(line)
-                outcome = Outcome.from_json(event["outcome"]) if "outcome" in event else None
-                yield event["event"], event["run_id"], outcome
+                self._read += len(line)
+                yield json.loads(line)
 
 
-class LastWords(BaseModel):
-    """The error by which a rank ended its launch."""
+@dataclass(frozen=True)
+class Death:
+    """The failure that ended a launch; `run_id` and `rank` if a rank reported it."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True)
-
-    rank: int
-    run_id: str
     status: str
     error: str
+    run_id: str = ""
+    rank: int = -1
 
     def save(self, folder: Path) -> None:
-        (folder / f"rank-{self.rank}.error").write_text(self.model_dump_json(), encoding="utf-8")
+        (folder / f"rank-{self.rank}.error").write_text(json.dumps(asdict(self)), encoding="utf-8")
 
     @classmethod
-    def first(cls, folder: Path) -> LastWords | None:
-        """The error of the rank that failed first; those of others are usually its consequence."""
+    def reported(cls, folder: Path) -> Death | None:
+        """The failure of the rank that failed first; those of others are usually its consequence."""
         files = sorted(folder.glob("rank-*.error"), key=lambda path: (path.stat().st_mtime_ns, path.name))
         for file in files:
-            try:
-                return cls.model_validate_json(file.read_bytes())
-            except ValueError:  # killed while writing
-                continue
+            with suppress(ValueError):  # killed while writing
+                return cls(**json.loads(file.read_bytes()))
         return None

@@ -8,16 +8,15 @@ import signal
 import textwrap
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import replace
 from itertools import dropwhile, takewhile
 from pathlib import Path
 
 from scalebench.native.heartbeat import Beat, Phase, read_heartbeats
-from scalebench.native.job import REFUSED, LastWords
+from scalebench.native.job import REFUSED, Death
 
-_SIGNALLED = re.compile(r"process rank (\d+) with PID \d+ on node \S+ exited on signal (\d+) \(([^)]*)\)")
+_SIGNALLED = re.compile(r"process rank (\d+) with PID \d+ on node \S+ exited on signal (\d+)")
 _TASK = re.compile(r"^srun: error: \S+: tasks? (\d+)[\d,-]*: (Exited|[A-Z][a-z ]+)", re.MULTILINE)
-_HINTS = {9: ", perhaps for want of memory"}
 _IMPROPER = re.compile(r"process rank (\d+) with PID \d+ on node \S+ exiting improperly")
 _LOST = re.compile(r"daemon.*?(?:Remote host:|Remote daemon:.*? on node|daemon on node) (\S+)")
 _HUNG_UP = re.compile(r"Local host: (\S+) Local PID: \d+ Peer host: (\S+)")
@@ -30,72 +29,58 @@ HUSH_S, HUSH_FACTOR = 60.0, 20.0  # all workers silent for so long, and for so m
 _SILENCE_S = 1.0  # without a beat for so long a rank has stopped, or computes a very long step
 
 
-@dataclass(frozen=True)
-class Death:
-    """The failure that ended a launch; `run_id` if a rank wrote in which run."""
-
-    status: str
-    error: str
-    run_id: str = ""
-
-
 def cause_of_death(folder: Path, returncode: int, hosts: Sequence[str] = (), launcher: str = "mpirun") -> Death:
     """Find the failure that ended the launch whose files are in `folder`; `hosts` are those of its ranks, if several.
 
     mpirun names the process that ended first: a rank that died without an error file precedes the errors of others,
     which report broken connections. Ranks wait before they abort, so that mpirun notices it (`processes`).
     """
-    words = LastWords.first(folder)
+    reported = Death.reported(folder)
     output = (folder / "stderr.txt").read_text(encoding="utf-8", errors="replace")
+    if reported is not None and reported.status == REFUSED:
+        return reported
+    if error := _told_by_launcher(output, hosts, -1 if reported is None else reported.rank):
+        return Death("failed", error, reported.run_id if reported is not None else "")
+    if reported is not None:
+        return replace(reported, error=f"{_named(reported.rank, hosts)}: {reported.error}")
+    if match := _HUNG_UP.search(" ".join(output.split())):
+        ranks = _ranks_on(match[2], hosts, ", where {} ran")
+        error = f"a process on {match[1]} lost its connection to {match[2]}{ranks}: check that host"
+    elif returncode == 0:
+        error = "the ranks exited before reporting"
+    elif launcher == "mpirun" and len(set(hosts)) > 1 and returncode - 128 in set(signal.Signals):
+        where = ", ".join(sorted(set(hosts)))
+        error = f"a daemon of mpirun {_ended_by(returncode - 128)} on one of {where}: check these hosts, their memory and network"
+    else:
+        error = f"{launcher} exited with code {returncode}: {telling_line(output)}; see {folder / 'stderr.txt'}"
+    return Death("failed", error)
+
+
+def _told_by_launcher(output: str, hosts: Sequence[str], speaker: int) -> str:
+    """The end of the process that mpirun or srun names first, unless it is the `speaker`; empty without one."""
     flat = " ".join(output.split())
-    speaker = words.rank if words is not None else -1
-    if words is not None and words.status == REFUSED:
-        return Death(REFUSED, words.error)
-    if (ended := _ended_in_slurm(output)) is not None and ended[0] != speaker:
-        return Death("failed", f"{_named(ended[0], hosts)} {ended[1]}", words.run_id if words is not None else "")
+    if (task := _TASK.search(output)) and int(task[1]) != speaker:
+        number = next((each.value for each in signal.Signals if signal.strsignal(each) == task[2].strip()), None)
+        return f"{_named(int(task[1]), hosts)} {_ended_by(number) if number else 'exited before reporting'}"
     if (match := _SIGNALLED.search(flat)) and int(match[1]) != speaker:
-        rank, number, name = match.groups()
-        error = f"{_named(int(rank), hosts)} was ended by signal {number} ({name}{_HINTS.get(int(number), '')})"
-        return Death("failed", error, words.run_id if words is not None else "")
+        return f"{_named(int(match[1]), hosts)} {_ended_by(int(match[2]))}"
     if (match := _IMPROPER.search(flat)) and int(match[1]) != speaker:
-        error = f"{_named(int(match[1]), hosts)} exited before reporting"
-        return Death("failed", error, words.run_id if words is not None else "")
+        return f"{_named(int(match[1]), hosts)} exited before reporting"
     if match := _LOST.search(flat):
-        lost = [rank for rank, host in enumerate(hosts) if host == match[1]]
-        ranks = f" with {_ranks(lost)}" if lost else ""
-        error = f"mpirun lost its daemon on {match[1]}{ranks}: check that host, its memory and its network"
-        return Death("failed", error, words.run_id if words is not None else "")
-    if words is not None:
-        return Death(words.status, f"{_named(words.rank, hosts)}: {words.error}", words.run_id)
-    if match := _HUNG_UP.search(flat):
-        gone = [rank for rank, host in enumerate(hosts) if host == match[2]]
-        ranks = f", where {_ranks(gone)} ran" if gone else ""
-        return Death("failed", f"a process on {match[1]} lost its connection to {match[2]}{ranks}: check that host")
-    if returncode == 0:
-        return Death("failed", "the ranks exited before reporting")
-    if launcher == "mpirun" and len(set(hosts)) > 1 and returncode - 128 in set(signal.Signals):
-        return Death("failed", _of_a_daemon(returncode - 128, hosts))
-    text = telling_line(output)
-    return Death("failed", f"{launcher} exited with code {returncode}: {text}; see {folder / 'stderr.txt'}")
+        ranks = _ranks_on(match[1], hosts, " with {}")
+        return f"mpirun lost its daemon on {match[1]}{ranks}: check that host, its memory and its network"
+    return ""
 
 
-def _of_a_daemon(number: int, hosts: Sequence[str]) -> str:
-    """Describe the end of a daemon of which mpirun reports only the signal `number`, not the host."""
-    where = ", ".join(sorted(set(hosts)))
-    ended = f"was ended by signal {number} ({signal.strsignal(number)}{_HINTS.get(number, '')})"
-    return f"a daemon of mpirun {ended} on one of {where}: check these hosts, their memory and network"
+def _ended_by(number: int) -> str:
+    memory = ", perhaps for want of memory" if number == signal.SIGKILL else ""
+    return f"was ended by signal {number} ({signal.strsignal(number)}{memory})"
 
 
-def _ended_in_slurm(output: str) -> tuple[int, str] | None:
-    """The task that srun names first, and how it ended; those that Slurm ended for it come after."""
-    first = _TASK.search(output)
-    if first is None:
-        return None
-    rank, how = int(first[1]), first[2].strip()
-    number = next((each.value for each in signal.Signals if signal.strsignal(each) == how), None)
-    if number is None:
-        return rank, "exited before reporting"
-    return rank, f"was ended by signal {number} ({how}{_HINTS.get(number, '')})"
+def _ranks_on(host: str, hosts: Sequence[str], text: str) -> str:
+    """The ranks on `host`, in `text`; empty without any."""
+    there = [rank for rank, name in enumerate(hosts) if name == host]
+    return text.format(_ranks(there)) if there else ""
 
 
 def telling_line(text: str) -> str:

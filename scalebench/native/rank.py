@@ -23,7 +23,7 @@ from scalebench.errors import EngineError, RunError, in_one_line
 from scalebench.native.connection import meet
 from scalebench.native.control import Control
 from scalebench.native.heartbeat import Heartbeat, Phase
-from scalebench.native.job import REFUSED, EventWriter, Further, Job, LastWords, server_ranks
+from scalebench.native.job import REFUSED, Death, Job, JsonLines, server_ranks
 from scalebench.native.nodes import keep_nodes
 from scalebench.native.session import Session, slow_links_of
 from scalebench.study.spec import Run
@@ -53,7 +53,7 @@ def _by_mpi(job: Job) -> None:
     world = MPI.COMM_WORLD
     if world.size != job.ranks:
         error = apart(job.ranks, world.size, job.launcher, MPI.Get_library_version())
-        LastWords(rank=world.rank, run_id="", status=REFUSED, error=error).save(job.folder)
+        Death(REFUSED, error, rank=world.rank).save(job.folder)
         world.Abort(1)
     heart = Heartbeat(job.heartbeats, world.rank)
     _finish_importing()
@@ -69,7 +69,7 @@ def _by_rendezvous(job: Job) -> None:
     try:
         world = meet(job.folder, heart, rank, job.ranks)
     except EngineError as error:
-        LastWords(rank=rank, run_id="", status="failed", error=in_one_line(error)).save(job.folder)
+        Death("failed", in_one_line(error), rank=rank).save(job.folder)
         raise
     _serve(job, world, heart)
     world.close()
@@ -81,7 +81,7 @@ def _serve(job: Job, world: Control, heart: Heartbeat) -> None:
         loop.serve()
     except BaseException as error:
         status = error.status if isinstance(error, RunError) else "failed"
-        LastWords(rank=world.rank, run_id=loop.current, status=status, error=in_one_line(error)).save(job.folder)
+        Death(status, in_one_line(error), loop.current, world.rank).save(job.folder)
         world.Abort(1)
     heart.enter(Phase.FINISHED)
 
@@ -105,8 +105,8 @@ class RankLoop:
 
     def __init__(self, job: Job, world: Control, heart: Heartbeat) -> None:
         self.job, self.world, self.heart = job, world, heart
-        self.current = ""  # the run under way, for the last words
-        self._events = EventWriter(job.events) if world.rank == 0 else None
+        self.current = ""  # the run under way
+        self._events, self._further = JsonLines(job.events), JsonLines(job.further)  # rank 0's alone
         self._groups: dict[int, Control] = {}
         self._gauge: Gauge | None = None  # of the first run
         ranks = world.allgather((platform.node(), os.getpid(), os.sched_getaffinity(0)))
@@ -118,11 +118,10 @@ class RankLoop:
 
     def serve(self) -> None:
         keep_nodes(self.world, self.job.host, self.job.folder)
-        further = Further(self.job.further)
         runs = self.job.runs
         while runs:
             self._work_on(runs)
-            runs = self._told_by_first(further) if self.job.stays_open else []
+            runs = self._told_by_first() if self.job.stays_open else []
 
     def _work_on(self, runs: list[Run]) -> None:
         for run in runs:
@@ -146,8 +145,8 @@ class RankLoop:
             self._rest()
 
     def _take_part(self, run: Run, workers: Control, served: Control | None) -> None:
-        if self._events is not None:
-            self._events.started(run.run_id)
+        if self.world.rank == 0:
+            self._events.append({"run_id": run.run_id})
         gc.collect()
         references = self._references()
         try:
@@ -157,10 +156,10 @@ class RankLoop:
                 raise  # the others wait for this rank inside a collective
             status = error.status if isinstance(error, RunError) else "failed"
             outcome = Outcome(run.run_id, status, f"rank 0: {in_one_line(error)}")
-        if self._events is not None and outcome is not None:
+        if outcome is not None:  # on rank 0
             references += self._references()
             outcome.add_facts(reference_step_s=fmean(references) if references else None)
-            self._events.ended(outcome)
+            self._events.append({"run_id": run.run_id, "outcome": outcome.to_json()})
 
     def _references(self) -> list[float]:
         """Time the reference step on rank 0, which gives the machine speed beside the run; empty if disturbed."""
@@ -172,11 +171,13 @@ class RankLoop:
         seconds = self._gauge.seconds()
         return [] if seconds is None else [seconds]
 
-    def _told_by_first(self, further: Further) -> list[Run]:
+    def _told_by_first(self) -> list[Run]:
         """Further runs: rank 0 gets them from the launcher, the others sleep until it broadcasts them."""
-        runs = further.wait(_NAP) if self.world.rank == 0 else []
+        block = None
+        while self.world.rank == 0 and (block := next(self._further.new(), None)) is None:
+            time.sleep(_NAP)
         self._rest()
-        return self.world.bcast(runs)  # type: ignore[no-any-return]
+        return [Run.model_validate(run) for run in self.world.bcast(block)]
 
     def _first(self, ranks: int) -> Control:
         """The group of the first `ranks` ranks, or of the others, created once by all ranks together."""

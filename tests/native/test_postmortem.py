@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from scalebench.native.job import LastWords
+from scalebench.native.job import Death
 from scalebench.native.postmortem import cause_of_death, telling_line
 
 SLOTS = """--------------------------------------------------------------------------
@@ -91,7 +91,7 @@ def test_killed_rank_is_named_with_its_host_among_several(tmp_path):
 HOSTS = ["n0", "n1", "n1", "n2"]
 SIGNALLED = "prterun noticed that process rank 2 with PID 51 on node n1 exited on\nsignal 9 (Killed).\n"
 IMPROPER = "prterun has exited due to process rank 2 with PID 0 on node n1 exiting\nimproperly. There are three\n"
-BROKEN = LastWords(rank=0, run_id="r", status="failed", error="RuntimeError: Connection closed by peer")
+BROKEN = Death("failed", "RuntimeError: Connection closed by peer", "r", 0)
 
 
 @pytest.mark.parametrize(
@@ -114,7 +114,7 @@ def test_rank_killed_without_error_file_precedes_broken_connections(said, told, 
 @pytest.mark.parametrize("said", [SIGNALLED, IMPROPER])
 def test_error_file_explains_how_its_rank_ended(said, tmp_path):
     (tmp_path / "stderr.txt").write_text(said)
-    LastWords(rank=2, run_id="r", status="failed", error="ValueError: upset").save(tmp_path)
+    Death("failed", "ValueError: upset", "r", 2).save(tmp_path)
     assert cause_of_death(tmp_path, 1, HOSTS).error == "rank 2 on n1: ValueError: upset"
 
 
