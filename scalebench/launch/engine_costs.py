@@ -19,6 +19,7 @@ from scalebench.formatting import counted
 from scalebench.launch.hosts import reachable
 from scalebench.launch.processes import environment, launch_command
 from scalebench.native.postmortem import telling_line
+from scalebench.records.machine import cpu_model
 from scalebench.system.atomic_write import cache_folder
 from scalebench.system.background_load import BackgroundLoad
 from scalebench.system.parent_watch import end_with_parent
@@ -101,10 +102,10 @@ def measure_between_nodes(
     ranks = _FEWEST_RANKS if alone else max(hosts.slots, len(hosts.hosts))
     command, binding = launch_command(ranks, settings=settings)
     each_s = seconds / max(1, len(names)) / (2 if alone else _PLACES)
-    spec = {"engines": names, "seconds": each_s, "sizes": list(sizes)}
-    spec["source"] = f"{_source()}; {counted(ranks, 'rank')} on {counted(len(hosts.hosts), 'node')}"
+    source = f"{_source()}; {counted(ranks, 'rank')} on {counted(len(hosts.hosts), 'node')}"
+    spec = {"names": names, "seconds": each_s, "sizes": list(sizes), "source": source}
     variables = environment(1, oversubscribed=binding == "none") | dict(settings)
-    costs = _launched("scalebench.native.node_probe", command, variables, spec, f"{', '.join(names)} between nodes")
+    costs = _launched(command, variables, spec, f"{', '.join(names)} between nodes")
     if "horovod" not in wanted:
         return costs
     moves = [entry.model_copy(update={"engine": "horovod"}) for entry in costs.entries if entry.engine == "mpi"]
@@ -114,18 +115,16 @@ def measure_between_nodes(
 def _measure(names: list[str], source: str, seconds: float) -> EngineCosts:
     ranks = sorted({2, max(2, min(engines.physical_cores(), _MOST_RANKS))})
     command, binding = launch_command(max(ranks), alone=True)
-    spec = {"engines": names, "ranks": ranks, "seconds": seconds, "source": f"{source}; bound to {binding}"}
+    spec = {"names": names, "ranks": ranks, "seconds": seconds, "source": f"{source}; bound to {binding}"}
     variables = environment(1, oversubscribed=binding == "none", alone=True)
-    return _launched("scalebench.native.engine_probe", command, variables, spec, f"the engines {', '.join(names)}")
+    return _launched(command, variables, spec, f"the engines {', '.join(names)}")
 
 
-def _launched(
-    program: str, command: list[str], variables: dict[str, str], spec: dict[str, object], what: str
-) -> EngineCosts:
-    """Start `program` by `command` with the argument `spec`, and read the costs that it prints."""
+def _launched(command: list[str], variables: dict[str, str], spec: dict[str, object], what: str) -> EngineCosts:
+    """Start the probe by `command` with the argument `spec`, and read the costs that it prints."""
     try:
         done = subprocess.run(
-            [*command, sys.executable, "-m", program, json.dumps(spec)],
+            [*command, sys.executable, "-m", "scalebench.native.engine_probe", json.dumps(spec)],
             env=variables,
             stdin=subprocess.DEVNULL,
             capture_output=True,
@@ -153,15 +152,7 @@ def _source() -> str:
         except PackageNotFoundError:
             continue
     cores = engines.cores()
-    return f"synthetic buffers, {_cpu()}, {cores} cores, {platform.python_version()}, {', '.join(versions)}"
-
-
-def _cpu() -> str:
-    try:
-        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
-    except OSError:
-        return platform.machine()
-    return next((line.partition(":")[2].strip() for line in lines if line.startswith("model name")), platform.machine())
+    return f"synthetic buffers, {cpu_model()}, {cores} cores, {platform.python_version()}, {', '.join(versions)}"
 
 
 def _key(names: list[str], source: str) -> str:

@@ -10,11 +10,13 @@ from __future__ import annotations
 import json
 import math
 import sys
+from collections.abc import Sequence
 
 import torch
 from mpi4py import MPI
 
 from scalebench.cluster.engine_costs import MARK, EngineCosts, at_least, falls_below, joined
+from scalebench.native.node_probe import measure_between_nodes
 from scalebench.native.probe_mpi import measure_mpi
 from scalebench.native.probe_rounds import ProbeRounds, sleep_until_all_arrive
 from scalebench.native.probe_threaded import measure_gloo, measure_horovod
@@ -33,28 +35,35 @@ def measure(engine: str, rounds: ProbeRounds, source: str) -> EngineCosts:
     return EngineCosts(entries=entries, reference_s=found.reference_s if known else None)
 
 
-def main(text: str) -> None:
-    """Measure the engines that the JSON `text` names, at its rank counts, and print the costs."""
-    end_with_launcher()
-    spec = json.loads(text)
-    torch.set_num_threads(1)
-    world = MPI.COMM_WORLD
+def _measure_at(
+    world: MPI.Comm, names: Sequence[str], ranks: Sequence[int], seconds: float, source: str
+) -> EngineCosts:
+    """Measure the engines `names` among so many ranks; more ranks never cost less."""
     found: list[EngineCosts] = []
     before: dict[str, EngineCosts] = {}  # among fewer ranks
-    for ranks in spec["ranks"]:
-        group = world.Split(0 if world.rank < ranks else MPI.UNDEFINED, world.rank)
-        if world.rank < ranks:
-            rounds = ProbeRounds(group, spec["seconds"] / len(spec["ranks"]) / len(spec["engines"]))
-            for engine in spec["engines"]:
-                measured = measure(engine, rounds, spec["source"])
+    for count in ranks:
+        group = world.Split(0 if world.rank < count else MPI.UNDEFINED, world.rank)
+        if world.rank < count:
+            rounds = ProbeRounds(group, seconds / len(ranks) / len(names))
+            for engine in names:
+                measured = measure(engine, rounds, source)
                 fewer = before.get(engine)  # known to the ranks that were there
                 if group.bcast(fewer is not None and falls_below(measured, fewer)):
-                    measured = measure(engine, rounds, spec["source"])
+                    measured = measure(engine, rounds, source)
                 before[engine] = measured if fewer is None else at_least(measured, fewer)
                 found.append(before[engine])
         sleep_until_all_arrive(world)
-    if world.rank == 0:
-        print(f"{MARK}{joined(found).model_dump_json()}", flush=True)
+    return joined(found)
+
+
+def main(text: str) -> None:
+    """Measure the engines that the JSON `text` names, at its rank counts or between nodes, and print the costs."""
+    end_with_launcher()
+    spec = json.loads(text)
+    torch.set_num_threads(1)
+    costs = (_measure_at if "ranks" in spec else measure_between_nodes)(MPI.COMM_WORLD, **spec)
+    if MPI.COMM_WORLD.rank == 0:
+        print(f"{MARK}{costs.model_dump_json()}", flush=True)
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""`mpirun -n P python -m scalebench.native.node_probe SPEC`: costs of collectives between nodes.
+"""Costs of collectives between nodes.
 
 Measured with one rank on each of two nodes, of all nodes and of their geometric mean, which shows the growth with
 their number, and with all ranks where nodes hold several. A cost is the median of the repetitions. When the time is
@@ -7,23 +7,19 @@ over, sizes above a MiB are left out.
 
 from __future__ import annotations
 
-import json
-import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from statistics import median
-from typing import NamedTuple
 
 import numpy as np
 import torch
 from mpi4py import MPI
 
-from scalebench.cluster.engine_costs import MARK, EngineCost, EngineCosts
+from scalebench.cluster.engine_costs import EngineCost, EngineCosts
 from scalebench.native.connection import connected
 from scalebench.native.probe_samples import entry
 from scalebench.system.clock import WallClock, sleep_until
-from scalebench.system.parent_watch import end_with_launcher
 
 _FEWEST, _MOST = 3, 200  # repetitions of an operation
 _ALWAYS = 1 << 20  # bytes: up to here all sizes are measured, however long it takes
@@ -32,48 +28,47 @@ Operation = Callable[[torch.Tensor], object]
 Measure = Callable[[MPI.Comm, Callable[[], object], int], list[float]]  # seconds of so many repetitions
 
 
-class Place(NamedTuple):
-    """A group of ranks, and the number of nodes that hold it."""
+def measure_between_nodes(
+    world: MPI.Comm, names: Sequence[str], sizes: Sequence[int], seconds: float, source: str
+) -> EngineCosts:
+    """Measure the allreduce of the engines `names`, and MPI's reduce and broadcast; rank 0 takes part everywhere."""
+    found: list[EngineCost] = []
+    for group, nodes in _places(world):
+        for engine in names if group != MPI.COMM_NULL else ():
+            with connected(engine, group, WallClock(), one_node=False) as comm:
+                operations: list[tuple[str, Operation, Measure]] = [
+                    (engine, partial(comm.allreduce_, op="mean"), _between_steps)
+                ]
+                if engine == "mpi":
+                    operations += [
+                        ("mpi-broadcast", comm.broadcast_, _up_to_the_last),
+                        ("mpi-reduce", comm.reduce_, _up_to_the_last),
+                    ]
+                for name, operation, measure in operations:
+                    points = list(_curve(group, operation, sizes, seconds / len(operations), measure))
+                    found.append(entry(name, points, ranks=group.size, nodes=nodes, source=source))
+        world.Barrier()
+    return EngineCosts(entries=found)
 
-    group: MPI.Comm
-    nodes: int
 
-
-def places(world: MPI.Comm) -> Iterator[Place | None]:
-    """Yield the groups to measure, or None on ranks outside; each rank of a single node counts as a node."""
+def _places(world: MPI.Comm) -> Iterator[tuple[MPI.Comm, int]]:
+    """Yield the groups to measure, null on ranks outside, and their nodes; each rank of a single node counts as one."""
     local = world.Split_type(MPI.COMM_TYPE_SHARED)
     if local.size == world.size:
-        yield Place(world, world.size)
+        yield world, world.size
         return
     leads = local.rank == 0
     leaders = world.Split(0 if leads else MPI.UNDEFINED, world.rank)
     nodes = world.bcast(leaders.size if leads else None)
     for count in sorted({2, round((2 * nodes) ** 0.5), nodes}):
         takes_part = leads and leaders.rank < count
-        group = world.Split(0 if takes_part else MPI.UNDEFINED, world.rank)
-        yield Place(group, count) if takes_part else None
+        yield world.Split(0 if takes_part else MPI.UNDEFINED, world.rank), count
     if world.size > nodes:
-        yield Place(world, nodes)
-
-
-def entries_of(place: Place, engine: str, sizes: list[int], seconds: float, source: str) -> list[EngineCost]:
-    """The costs of one engine's allreduce, and of MPI's reduce and broadcast, among the ranks of `place`."""
-    found = []
-    with connected(engine, place.group, WallClock(), one_node=False) as comm:
-        operations: dict[str, tuple[Operation, Measure]] = {
-            engine: (partial(comm.allreduce_, op="mean"), _between_steps)
-        }
-        if engine == "mpi":
-            others = {"mpi-broadcast": comm.broadcast_, "mpi-reduce": comm.reduce_}
-            operations |= {name: (operation, _up_to_the_last) for name, operation in others.items()}
-        for name, (operation, measure) in operations.items():
-            points = list(_curve(place.group, operation, sizes, seconds / len(operations), measure))
-            found.append(entry(name, points, ranks=place.group.size, nodes=place.nodes, source=source))
-    return found
+        yield world, nodes
 
 
 def _curve(
-    group: MPI.Comm, operation: Operation, sizes: list[int], seconds: float, measure: Measure
+    group: MPI.Comm, operation: Operation, sizes: Sequence[int], seconds: float, measure: Measure
 ) -> Iterator[tuple[int, float]]:
     """Yield (bytes, seconds) of `operation` for all `sizes` up to a MiB, and for larger ones as the time allows."""
     end = time.perf_counter() + seconds
@@ -114,23 +109,3 @@ def _up_to_the_last(group: MPI.Comm, operation: Callable[[], object], repetition
         operation()
         times.append(group.allreduce(time.perf_counter() - began, MPI.MAX))
     return times
-
-
-def main(text: str) -> None:
-    """Measure the engines that the JSON `text` names, and print the costs."""
-    end_with_launcher()
-    spec = json.loads(text)
-    torch.set_num_threads(1)
-    world = MPI.COMM_WORLD
-    found: list[EngineCost] = []  # rank 0 takes part everywhere
-    for place in places(world):
-        if place is not None:
-            for engine in spec["engines"]:
-                found += entries_of(place, engine, spec["sizes"], spec["seconds"], spec["source"])
-        world.Barrier()
-    if world.rank == 0:
-        print(f"{MARK}{EngineCosts(entries=found).model_dump_json()}", flush=True)
-
-
-if __name__ == "__main__":
-    main(sys.argv[1])

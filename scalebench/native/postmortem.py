@@ -50,7 +50,8 @@ def cause_of_death(folder: Path, returncode: int, hosts: Sequence[str] = (), lau
         error = "the ranks exited before reporting"
     elif launcher == "mpirun" and len(set(hosts)) > 1 and returncode - 128 in set(signal.Signals):
         where = ", ".join(sorted(set(hosts)))
-        error = f"a daemon of mpirun {_ended_by(returncode - 128)} on one of {where}: check these hosts, their memory and network"
+        ended = _ended_by(returncode - 128)
+        error = f"a daemon of mpirun {ended} on one of {where}: check these hosts, their memory and network"
     else:
         error = f"{launcher} exited with code {returncode}: {telling_line(output)}; see {folder / 'stderr.txt'}"
     return Death("failed", error)

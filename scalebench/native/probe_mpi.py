@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable
 from functools import partial
 
@@ -12,7 +11,7 @@ from scalebench.cluster.engine_costs import EngineCost
 from scalebench.comm.mpi import MpiCommunicator
 from scalebench.comm.server import RankServer, ServerLoop
 from scalebench.comm.shared import OneSidedState
-from scalebench.native.probe_rounds import ProbeRounds, repetitions_in, sleep_until_all_arrive
+from scalebench.native.probe_rounds import ProbeRounds, sleep_until_all_arrive
 from scalebench.native.probe_samples import GRID, Found, Sample, entry
 from scalebench.system.stopwatch import Stopwatch
 
@@ -39,11 +38,12 @@ def measure_mpi(rounds: ProbeRounds, source: str) -> tuple[Found, list[EngineCos
     def one_round() -> list[Sample]:
         samples: list[Sample] = []
         for name, (operation, grid) in operations.items():
-            for nbytes in grid:
-                samples += rounds.after_a_step((name, nbytes), partial(operation, buffers[nbytes]))
+            samples += [rounds.after_a_step((name, nbytes), partial(operation, buffers[nbytes])) for nbytes in grid]
         for nbytes, state in states.items():
-            samples += rounds.by_one(rounds.mpi.size - 1, ("mpi-onesided", nbytes), partial(access, state))
-        samples += rounds.together(("at once", 4), partial(comm.allreduce_, buffers[4]))
+            if rounds.mpi.rank == rounds.mpi.size - 1:
+                samples.append(rounds.window(("mpi-onesided", nbytes), partial(access, state)))
+            sleep_until_all_arrive(rounds.mpi)  # outside MPI, as if the others computed
+        samples.append(rounds.window(("at once", 4), partial(comm.allreduce_, buffers[4]), together=True))
         return samples + _serve(rounds)
 
     found = rounds.measure(one_round, relative=True)
@@ -56,11 +56,9 @@ def measure_mpi(rounds: ProbeRounds, source: str) -> tuple[Found, list[EngineCos
     return found, collectives + [made(name, found.curve(name, _COARSE_GRID)) for name in others]
 
 
-class _Echo:
+def _echo(worker: int, payload: torch.Tensor, now: float) -> list[tuple[int, torch.Tensor]]:
     """A server's rule that replies with as many bytes as were sent."""
-
-    def __call__(self, worker: int, payload: torch.Tensor, now: float) -> list[tuple[int, torch.Tensor]]:
-        return [(worker, payload.clone())]
+    return [(worker, payload.clone())]
 
 
 def _serve(rounds: ProbeRounds) -> list[Sample]:
@@ -77,22 +75,12 @@ def _serve(rounds: ProbeRounds) -> list[Sample]:
             undisturbed = stopwatch.stop().undisturbed
             samples.append(Sample(("mpi-server-busy", nbytes), loop.busy_s / handled, undisturbed))
         else:
-            samples += _request(rounds, MpiCommunicator(group, rounds.clock), nbytes)
+            server = RankServer(MpiCommunicator(group, rounds.clock), mpi, _echo)
+            if group.rank == 0:
+                request = partial(server.request, torch.zeros(nbytes // 4))
+                samples.append(rounds.window(("mpi-server", nbytes), request, least=2))
+            sleep_until_all_arrive(group)
+            server.close()
         sleep_until_all_arrive(mpi)  # one server after the other
     group.Free()
-    return samples
-
-
-def _request(rounds: ProbeRounds, workers: MpiCommunicator, nbytes: int) -> list[Sample]:
-    """Time a window of requests by worker 0 while the others sleep."""
-    server, payload = RankServer(workers, rounds.mpi, _Echo()), torch.zeros(nbytes // 4)
-    samples = []
-    if workers.rank == 0:
-        request = partial(server.request, payload)
-        began = time.perf_counter()
-        request()
-        repetitions = repetitions_in(time.perf_counter() - began, "mpi", least=2)
-        samples.append(rounds.window(("mpi-server", nbytes), request, repetitions, "mpi"))
-    sleep_until_all_arrive(workers.mpi)
-    server.close()
     return samples

@@ -17,7 +17,7 @@ from scalebench.system.stopwatch import Stopwatch
 from scalebench.training.reference_step import Gauge
 
 CYCLE_S = 1e-3  # Horovod's default; it keeps the cycle of its last start where none is stated
-_WINDOW_S = {"mpi": 3e-3, "horovod": 10e-3, "gloo": 20e-3}  # aimed at; at least one operation
+_WINDOW_S = 3e-3  # aimed at; at least one operation
 _MOST = 100  # operations of a window
 _ROUNDS = 5  # at least
 _OTHERS = 0.2  # share of the cores that others may take in a round of engines with threads of their own
@@ -34,7 +34,6 @@ class ProbeRounds:
         self.mpi, self._seconds = mpi, seconds
         self.clock = WallClock()
         self.gauge = Gauge()
-        self._repetitions: dict[Key, int] = {}
         self._family = (os.getppid(), *mpi.allgather(os.getpid()))  # mpirun, bound to no core, and the ranks
 
     def measure(self, one_round: Callable[[], list[Sample]], *, relative: bool) -> Found:
@@ -61,17 +60,21 @@ class ProbeRounds:
         sleep_until_all_arrive(self.mpi)
         return float(self.mpi.bcast(seconds))
 
-    def together(self, key: Key, operation: Operation, engine: str = "mpi") -> list[Sample]:
-        """Time a window of `operation`, done by all ranks together and equally often."""
+    def window(self, key: Key, operation: Operation, *, least: int = 1, together: bool = False) -> Sample:
+        """Time a window of `operation` on this rank, or `together` on all ranks, equally often."""
         operation()
-        if key not in self._repetitions:
-            began = time.perf_counter()
+        began = time.perf_counter()
+        operation()
+        trial_s = time.perf_counter() - began
+        count = int(min(_MOST, max(least, _WINDOW_S / max(trial_s, 1e-7))))
+        count = self.mpi.bcast(count) if together else count
+        stopwatch = Stopwatch(computes=False)
+        for _ in range(count):
             operation()
-            trial = time.perf_counter() - began
-            self._repetitions[key] = self.mpi.bcast(repetitions_in(trial, engine))
-        return [self.window(key, operation, self._repetitions[key], engine)]
+        seconds, undisturbed = stopwatch.stop()
+        return Sample(key, seconds / count, undisturbed)
 
-    def after_a_step(self, key: Key, operation: Operation) -> list[Sample]:
+    def after_a_step(self, key: Key, operation: Operation) -> Sample:
         """Time a window of operations, each after a reference step, so that caches are as in training.
 
         A barrier lies between the two: waiting for other ranks is not part of the cost of an operation.
@@ -85,9 +88,9 @@ class ProbeRounds:
             began = time.perf_counter()
             operation()
             seconds += time.perf_counter() - began
-        return [Sample(key, seconds / steps, stopwatch.stop().undisturbed)]
+        return Sample(key, seconds / steps, stopwatch.stop().undisturbed)
 
-    def after_computing(self, key: Key, operation: Operation) -> list[Sample]:
+    def after_computing(self, key: Key, operation: Operation) -> Sample:
         """Time a window of operations, each after computing for none to one cycle, so that it starts at any phase."""
         operation()
         stopwatch = Stopwatch(computes=False, shares_cores=True)
@@ -98,7 +101,7 @@ class ProbeRounds:
                 pass
             operation()
             seconds += time.perf_counter() - began
-        return [Sample(key, seconds / _PAUSES, stopwatch.stop().undisturbed)]
+        return Sample(key, seconds / _PAUSES, stopwatch.stop().undisturbed)
 
     def one_by_one(self, key: Key, operation: Operation, count: int) -> list[Sample]:
         """Time `count` operations, each for itself, one after the other."""
@@ -109,32 +112,6 @@ class ProbeRounds:
             moments.append(time.perf_counter())
         undisturbed = stopwatch.stop().undisturbed
         return [Sample(key, after - before, undisturbed) for before, after in pairwise(moments)]
-
-    def by_one(self, rank: int, key: Key, operation: Operation, engine: str = "mpi") -> list[Sample]:
-        """Time a window on one rank; the others sleep outside MPI, as if they computed."""
-        samples = []
-        if self.mpi.rank == rank:
-            operation()
-            began = time.perf_counter()
-            operation()
-            trial = time.perf_counter() - began
-            repetitions = repetitions_in(trial, engine)
-            samples.append(self.window(key, operation, repetitions, engine))
-        sleep_until_all_arrive(self.mpi)
-        return samples
-
-    def window(self, key: Key, operation: Operation, repetitions: int, engine: str) -> Sample:
-        stopwatch = Stopwatch(computes=False, shares_cores=engine != "mpi")
-        stopwatch.start()
-        for _ in range(repetitions):
-            operation()
-        seconds, undisturbed = stopwatch.stop()
-        return Sample(key, seconds / repetitions, undisturbed)
-
-
-def repetitions_in(trial_s: float, engine: str, least: int = 1) -> int:
-    """Number of operations of a window if one takes `trial_s` seconds."""
-    return int(min(_MOST, max(least, _WINDOW_S[engine] / max(trial_s, 1e-7))))
 
 
 def sleep_until_all_arrive(group: MPI.Comm) -> None:

@@ -5,13 +5,13 @@ Such engines wait for timers and for the scheduler: their costs are measured in 
 
 from __future__ import annotations
 
+import operator
 import os
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
 from statistics import median
-from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -45,11 +45,12 @@ def measure_horovod(rounds: ProbeRounds, source: str) -> tuple[Found, list[Engin
         samples: list[Sample] = []
         for nbytes in GRID:
             if nbytes <= _SMALL:
-                samples += rounds.after_a_step(("transport", nbytes), partial(transport.allreduce_, buffers[nbytes]))
-        samples += rounds.together(("at once", 4), partial(transport.allreduce_, buffers[4]))
+                moved = partial(transport.allreduce_, buffers[nbytes])
+                samples.append(rounds.after_a_step(("transport", nbytes), moved))
+        samples.append(rounds.window(("at once", 4), partial(transport.allreduce_, buffers[4]), together=True))
         with _engine("horovod", rounds, rounds.mpi) as comm:
             for nbytes in GRID:
-                samples += rounds.after_computing(("horovod", nbytes), partial(comm.allreduce_, buffers[nbytes]))
+                samples.append(rounds.after_computing(("horovod", nbytes), partial(comm.allreduce_, buffers[nbytes])))
             began = time.perf_counter()
             handles = [hvd.allreduce_async_(tensor, name=f"probe.{i}") for i, tensor in enumerate(hooked)]
             samples.append(Sample(("enqueue", 0), time.perf_counter() - began, undisturbed=True))
@@ -89,14 +90,11 @@ def measure_gloo(rounds: ProbeRounds, source: str) -> tuple[Found, list[EngineCo
     buffers = {nbytes: torch.zeros(nbytes // 4) for nbytes in GRID}
 
     def one_round() -> list[Sample]:
-        samples: list[Sample] = []
         with _engine("gloo", rounds, rounds.mpi) as comm:
-            for nbytes in GRID:
-                samples += rounds.after_computing(("gloo", nbytes), partial(comm.allreduce_, buffers[nbytes]))
-            samples += [
-                Sample(("joined", 0), window.step_s - window.reference_s, window.undisturbed)
-                for window in _beside_reference(rounds, _ddp_step())
+            samples = [
+                rounds.after_computing(("gloo", nbytes), partial(comm.allreduce_, buffers[nbytes])) for nbytes in GRID
             ]
+            samples += _beside_reference(rounds, ("joined", 0), _ddp_step(), operator.sub)
         return samples + _alone("gloo", rounds, _ddp_step)
 
     found = rounds.measure(one_round, relative=False)
@@ -104,7 +102,8 @@ def measure_gloo(rounds: ProbeRounds, source: str) -> tuple[Found, list[EngineCo
     curve = found.curve("gloo", GRID, relative=False)
     # Threads of joined ranks compete for the cores in a step, which costs more than the bucket's bare allreduce.
     sizes, seconds = zip(*curve, strict=True)
-    bucket_s = float(np.interp(4 * _bucket().numel(), sizes, seconds))
+    bucket = sum(parameter.numel() for parameter in reference_network().parameters())  # DDP's only one
+    bucket_s = float(np.interp(4 * bucket, sizes, seconds))
     return found, [
         entry(
             "gloo",
@@ -139,35 +138,32 @@ def _alone(engine: str, rounds: ProbeRounds, engine_step: Callable[[], Operation
     with _engine(engine, rounds, group):
         wrapped = engine_step()
         if rounds.mpi.rank == 0:
-            samples += _over_reference(rounds, ("alone", 0), wrapped)
+            samples += _beside_reference(rounds, ("alone", 0), wrapped, operator.truediv)
         sleep_until_all_arrive(rounds.mpi)
-        samples += _over_reference(rounds, ("together", 0), wrapped)
+        samples += _beside_reference(rounds, ("together", 0), wrapped, operator.truediv)
         if engine == "horovod":
-            allreduce = _lone_allreduce()
+            import horovod.torch as hvd
+
+            tensor = torch.zeros(1)
+
+            def allreduce() -> None:  # the communicator leaves out that of a lone worker
+                hvd.synchronize(hvd.allreduce_async_(tensor, name="probe.alone"))
+
             samples += rounds.one_by_one(("cycle", 4), allreduce, _CYCLES)
-            samples += rounds.after_computing(("horovod alone", 4), allreduce)
+            samples.append(rounds.after_computing(("horovod alone", 4), allreduce))
         del wrapped
     group.Free()
     return samples
 
 
-class _StepWindow(NamedTuple):
-    """Seconds of an engine's step and of the reference step beside it, in one window."""
+def _beside_reference(
+    rounds: ProbeRounds, key: Key, step: Operation, compared: Callable[[float, float], float]
+) -> list[Sample]:
+    """Time windows of `step`, each `compared` with the reference step beside it: their difference or ratio.
 
-    step_s: float
-    reference_s: float
-    undisturbed: bool
-
-
-def _over_reference(rounds: ProbeRounds, key: Key, step: Operation) -> list[Sample]:
-    """Time windows of `step`; a sample is not in seconds but a multiple of its window's reference step."""
-    windows = _beside_reference(rounds, step)
-    return [Sample(key, window.step_s / window.reference_s, window.undisturbed) for window in windows]
-
-
-def _beside_reference(rounds: ProbeRounds, step: Operation) -> list[_StepWindow]:
-    """Time windows of `step`. Both steps follow untimed ones: reading the counters, and other steps, evict caches."""
-    windows = []
+    Both follow untimed steps: reading the counters, and other steps, evict caches.
+    """
+    samples = []
     for _ in range(_PAIRS):
         stopwatch = Stopwatch(computes=False, shares_cores=True)  # DDP's main thread waits for gloo's on this core
         rounds.gauge.steps(_STEPS)
@@ -178,27 +174,14 @@ def _beside_reference(rounds: ProbeRounds, step: Operation) -> list[_StepWindow]
         for _ in range(_STEPS):
             step()
         seconds = (time.perf_counter() - began) / _STEPS
-        windows.append(_StepWindow(seconds, reference_s, stopwatch.stop().undisturbed))
-    return windows
+        samples.append(Sample(key, compared(seconds, reference_s), stopwatch.stop().undisturbed))
+    return samples
 
 
 def _added(found: Found) -> tuple[float, float]:
     """Seconds, at least zero, of the engine's step beyond the reference step: of one worker, and of all at once."""
     alone, together = (found.seconds((name, 0), relative=False) - 1.0 for name in ("alone", "together"))
     return max(0.0, alone) * found.reference_s, max(0.0, together) * found.reference_s
-
-
-def _bucket() -> torch.Tensor:
-    """DDP's only bucket of the reference network."""
-    return torch.zeros(sum(parameter.numel() for parameter in reference_network().parameters()))
-
-
-def _lone_allreduce() -> Operation:
-    """Horovod's allreduce of a lone worker, which the communicator would leave out."""
-    import horovod.torch as hvd
-
-    tensor = torch.zeros(1)
-    return lambda: hvd.synchronize(hvd.allreduce_async_(tensor, name="probe.alone"))
 
 
 def _horovod_step() -> Step:

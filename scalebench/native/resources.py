@@ -10,17 +10,14 @@ from pathlib import Path
 import torch
 
 from scalebench.errors import EngineError
+from scalebench.records.machine import cpu_model
 
 
 def device_name(device: torch.device) -> str:
     """The name of the processor or GPU model."""
     if device.type == "cuda":
         return torch.cuda.get_device_name(device)
-    with suppress(OSError):
-        for line in Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines():
-            if line.startswith("model name"):
-                return line.partition(":")[2].strip()
-    return "cpu"
+    return cpu_model()
 
 
 def gpu_name(device: torch.device) -> str:
