@@ -9,7 +9,7 @@ import subprocess
 import pytest
 
 from scalebench.comm import engines
-from scalebench.native.energy import Gpu, Meter, Rapl, Reading, slurm_joules, total
+from scalebench.native.energy import Meter, nvml, rapl, slurm_joules, total
 
 NVML = """
 #include <string.h>
@@ -70,44 +70,44 @@ def take(root, zone, microjoules):
 
 
 def test_packages_and_memory_are_counted_once(zones):
-    rapl = Rapl(zones)
-    rapl.begin()
+    counter = rapl(zones)
+    counter.begin()
     for zone in sorted(zones.iterdir()):
         take(zones, zone.name, 2_000_000 if zone.name != "intel-rapl:1" else 0)
     for _ in range(3):
         take(zones, "intel-rapl:1", 60)  # from 90 to 50, to 10, to 70 of 99
-        rapl.look()
-    assert rapl.joules() == pytest.approx((2 * 2_000_000 + 180) / 1e6, rel=1e-12)
-    rapl.begin()
-    assert rapl.joules() == 0
+        counter.look()
+    assert counter.joules() == pytest.approx((2 * 2_000_000 + 180) / 1e6, rel=1e-12)
+    counter.begin()
+    assert counter.joules() == 0
 
 
 @pytest.mark.parametrize("gone", ["intel-rapl:0:1/energy_uj", "intel-rapl:1/max_energy_range_uj", "."])
 def test_unreadable_counter_gives_no_energy(zones, gone):
     shutil.rmtree(zones) if gone == "." else (zones / gone).unlink()
-    rapl = Rapl(zones)
-    rapl.begin()
-    assert rapl.joules() is None
+    counter = rapl(zones)
+    counter.begin()
+    assert counter.joules() is None
 
 
 def test_counter_that_vanishes_during_the_run_gives_no_energy(zones):
-    rapl = Rapl(zones)
-    rapl.begin()
+    counter = rapl(zones)
+    counter.begin()
     text = (zones / "intel-rapl:0/energy_uj").read_text()
     (zones / "intel-rapl:0/energy_uj").write_text("")
-    rapl.look()
+    counter.look()
     (zones / "intel-rapl:0/energy_uj").write_text(text)
-    assert rapl.joules() is None
+    assert counter.joules() is None
 
 
 def test_gpu_is_found_by_its_uuid(tmp_path):
     (tmp_path / "nvml.c").write_text(NVML)
     library = str(tmp_path / "libnvml.so")
     subprocess.run(["cc", "-shared", "-fPIC", "-o", library, tmp_path / "nvml.c"], check=True)
-    gpu = Gpu("3a5e", library)
+    gpu = nvml("3a5e", library)
     gpu.begin()
     assert [gpu.joules(), gpu.joules()] == [0.25, 0.5]
-    for other in (Gpu("another", library), Gpu("3a5e", str(tmp_path / "none.so"))):
+    for other in (nvml("another", library), nvml("3a5e", str(tmp_path / "none.so"))):
         other.begin()
         assert other.joules() is None
 
@@ -135,22 +135,19 @@ def test_slurm_sums_all_steps_of_the_job(tmp_path, monkeypatch, script, joules):
     assert slurm_joules() is None
 
 
-NODE, OTHER = Reading(first_on_node=True, on_gpu=False, node=30.0), Reading(first_on_node=False, on_gpu=False)
-
-
 @pytest.mark.parametrize(
     ("readings", "expected"),
     [
-        ([NODE, OTHER, NODE], (60.0, "rapl")),
-        ([NODE, OTHER, Reading(True, False)], None),
-        ([Reading(True, False), OTHER], None),
-        ([Reading(True, False, 0.0)], None),
-        ([Reading(True, True, 30.0, 200.0), Reading(False, True, None, 100.0)], (330.0, "rapl+nvml")),
-        ([Reading(True, True, None, 200.0), Reading(False, True, None, 100.0)], (300.0, "nvml")),
-        ([Reading(True, True, 30.0, 200.0), Reading(False, True)], None),
-        ([Reading(True, False, None, None, 500.0), OTHER], (500.0, "slurm")),
-        ([Reading(True, False, 30.0, None, 500.0), OTHER], (30.0, "rapl")),
-        ([Reading(True, False, None, None, 0.0), OTHER], None),
+        ([{"rapl": 30.0}, {}, {"rapl": 30.0}], (60.0, "rapl")),
+        ([{"rapl": 30.0}, {}, {"rapl": None}], None),
+        ([{"rapl": None}, {}], None),
+        ([{"rapl": 0.0}], None),
+        ([{"rapl": 30.0, "nvml": 200.0}, {"nvml": 100.0}], (330.0, "rapl+nvml")),
+        ([{"rapl": None, "nvml": 200.0}, {"nvml": 100.0}], (300.0, "nvml")),
+        ([{"rapl": 30.0, "nvml": 200.0}, {"nvml": None}], None),
+        ([{"rapl": None, "slurm": 500.0}, {}], (500.0, "slurm")),
+        ([{"rapl": 30.0, "slurm": 500.0}, {}], (30.0, "rapl")),
+        ([{"rapl": None, "slurm": 0.0}, {}], None),
     ],
 )
 def test_total_needs_every_part(readings, expected):
@@ -162,7 +159,7 @@ def test_meter_reads_slurm_before_and_after_the_run(monkeypatch):
     meter = Meter(first_on_node=False, first=True, gpu=None, slurm=lambda: next(readings))
     meter.begin()
     meter.look()
-    assert meter.end() == Reading(False, False, None, None, 30.0)
+    assert meter.end() == {"slurm": 30.0}
 
 
 @pytest.mark.parametrize(
