@@ -39,6 +39,14 @@ class Preparation:
     plans: dict[int, BatchPlan] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)
 
+    def add(self, study: Study, workers: int, folder: Path, seed: int, what: str) -> None:
+        """Divide the data in `folder` among so many workers; a failure to do so is said of `what`."""
+        self.folders[workers], self.datasets[workers] = folder, open_dataset(folder)
+        try:
+            self.plans[workers] = BatchPlan.of(study, workers, seed, self.datasets[workers])
+        except DataError as error:
+            raise DataError(f"{what}: {error}") from None
+
     def batch_sizes(self, epochs: int, workers: set[int]) -> set[int]:
         """All batch sizes that occur at these worker counts."""
         return set().union(*(self.plans[count].all_batch_sizes(epochs) for count in workers))
@@ -64,7 +72,6 @@ class StudyPlan:
         return [
             *self.sweep.notes,
             *why_oversubscribed(self.sweep.runs),
-            *beyond_the_slots(self.sweep.runs),
             *between_nodes(self.sweep.runs, self.cluster),
             *self.prepared.notes,
         ]
@@ -100,25 +107,12 @@ def plan_study(study: Study, *, timed: bool = True) -> StudyPlan:
     warnings = strategy_warnings(there, sweep.runs, cluster, steps=steps)
     prepared.notes += [warning for warning in warnings if warning not in sweep.notes]
     trials = trials_of(there, sweep.runs)
-    return StudyPlan(study, cluster, sweep, prepared, trials, _validation(there, trials))
-
-
-def _validation(study: Study, trials: list[Run]) -> Preparation:
-    """Hold samples of the training part out for trials, and check that the rest serves every worker count.
-
-    Raises:
-        DataError: it does not.
-    """
-    made = Preparation()
+    validation = Preparation()  # samples of the training part, held out for trials
     for workers in sorted({run.workers for run in trials}):
         assert study.tune is not None
-        try:
-            made.folders[workers] = prepare_validation(study, workers, study.tune.validation, study.seed)
-            made.datasets[workers] = open_dataset(made.folders[workers])
-            made.plans[workers] = BatchPlan.of(study, workers, trials[0].seed, made.datasets[workers])
-        except DataError as error:
-            raise DataError(f"tune: trials at {counted(workers, 'worker')}: {error}") from None
-    return made
+        folder = prepare_validation(there, workers, study.tune.validation, study.seed)
+        validation.add(there, workers, folder, trials[0].seed, f"tune: trials at {counted(workers, 'worker')}")
+    return StudyPlan(study, cluster, sweep, prepared, trials, validation)
 
 
 def between_nodes(runs: Iterable[Run], cluster: Cluster) -> list[str]:
@@ -189,25 +183,6 @@ def why_oversubscribed(runs: Iterable[Run]) -> list[str]:
     ]
 
 
-def beyond_the_slots(runs: Iterable[Run]) -> list[str]:
-    """Note the points of `runs` that take more processes than an allocation of several nodes has slots."""
-    real = [run for run in runs if run.engine != "virtual"]
-    if not real or len(reachable().hosts) == 1:
-        return []
-    slots, taken = reachable().slots, {}
-    for run in real:
-        servers = server_ranks(run)
-        if (needed := run.workers + servers) > slots:
-            beside = f" ({counted(servers, 'server')} beside the workers)" if servers else ""
-            taken[f"{run.strategy} at {run.workers} workers takes {needed} processes{beside}"] = needed
-    if not taken:
-        return []
-    return [
-        f"the allocation has {counted(slots, 'slot')}, and {'; '.join(taken)}: what exceeds the slots shares a node's "
-        f"cores with others; ask for {max(taken.values())} tasks to avoid it"
-    ]
-
-
 def prepare_study(study: Study, runs: list[Run]) -> Preparation:
     """Fetch or build the data, and check that every worker count can be served.
 
@@ -219,16 +194,9 @@ def prepare_study(study: Study, runs: list[Run]) -> Preparation:
     check_optimizer(study.optimizer)
     made = Preparation()
     for workers in sorted({run.workers for run in runs}):
-        made.folders[workers] = prepare(study, workers)
-        made.datasets[workers] = open_dataset(made.folders[workers])
-        try:
-            made.plans[workers] = BatchPlan.of(study, workers, study.seed, made.datasets[workers])
-        except DataError as error:
-            raise DataError(f"at {workers} worker{'s' if workers > 1 else ''}: {error}") from None
-        for note in made.plans[workers].notes:
-            made.notes.append(f"{workers} worker{'s' * (workers > 1)}: {note}")
+        made.add(study, workers, prepare(study, workers), study.seed, f"at {counted(workers, 'worker')}")
+        made.notes += [f"{counted(workers, 'worker')}: {note}" for note in made.plans[workers].notes]
     made.notes += _few_steps(study, made) + _long_steps(study)
-    made.notes += _idle_schedule(study, made)
     return made
 
 
@@ -242,16 +210,12 @@ def _few_steps(study: Study, made: Preparation) -> list[str]:
         steps = {workers: synchronisation.every * plan.steps(0) for workers, plan in made.plans.items() if workers > 1}
         few = {workers: count for workers, count in steps.items() if count < FEW_STEPS}
         if few:
-            worst = min(few.values())
+            worst, places = min(few.values()), ", ".join(map(str, few))
             notes.append(
-                f"{component}: fewer than {FEW_STEPS} steps between synchronisations at {_listed(few)} workers "
+                f"{component}: fewer than {FEW_STEPS} steps between synchronisations at {places} workers "
                 f"(down to {worst}); there it can save at most {100 * (1 - 1 / worst):.0f} % of the communication"
             )
     return notes
-
-
-def _listed(workers: Iterable[int]) -> str:
-    return ", ".join(map(str, workers))
 
 
 def _long_steps(study: Study) -> list[str]:
@@ -266,24 +230,4 @@ def _long_steps(study: Study) -> list[str]:
     return [
         f"{', '.join(alone)}: lr_policy linear multiplies the learning rate by up to {most}, for replicas whose "
         "batch does not grow: they may train badly or diverge; use lr_policy constant for them"
-    ]
-
-
-def _idle_schedule(study: Study, made: Preparation) -> list[str]:
-    """Note a schedule of the learning rate that is longer than the training."""
-    epochs, every = study.epochs, study.lr_decay_every or 0
-    trained = f"the training has {epochs} epoch{'s' * (epochs > 1)}"
-    if study.lr_policy == "linear" and study.lr_warmup_epochs >= epochs and max(made.plans) > 1:
-        return [f"lr_warmup_epochs {study.lr_warmup_epochs}, but {trained}: lr times the workers is never reached"]
-    if study.lr_policy == "step" and every >= epochs:
-        return [f"lr_decay_every {every}, in epochs, but {trained}: the learning rate never decays"]
-    if study.lr_policy != "optimizer_steps":
-        return []
-    steps = {workers: epochs * plan.steps(0) for workers, plan in made.plans.items()}
-    never = {workers: count for workers, count in steps.items() if every >= count}
-    if not never:
-        return []
-    return [
-        f"lr_decay_every {every}, in optimizer steps, but the training has at most {max(never.values())} at "
-        f"{_listed(never)} worker{'s' * (list(never) != [1])}: the learning rate never decays there"
     ]

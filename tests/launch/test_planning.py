@@ -50,30 +50,6 @@ def test_linear_lr_policy_warns_for_averaging_strategies(strategies, workers, na
     assert not [note for note in notes(strategies, workers) if "lr_policy" in note]
 
 
-@pytest.mark.parametrize(
-    ("workers", "said", "noted"),
-    [
-        ("1,2", {"lr_policy": "linear", "lr_warmup_epochs": 3}, "lr_warmup_epochs 3, but the training has 3 epochs: "),
-        ("1,2", {"lr_policy": "linear", "lr_warmup_epochs": 2}, None),
-        ("1", {"lr_policy": "linear", "lr_warmup_epochs": 3}, None),
-        ("1", {"lr_policy": "step", "lr_decay_every": 3}, "lr_decay_every 3, in epochs, but the training has 3 epochs"),
-        ("1", {"lr_policy": "step", "lr_decay_every": 2}, None),
-        (
-            "1,2,4",  # 142 wines by 8: 54, 27 and 15 steps
-            {"lr_policy": "optimizer_steps", "lr_decay_every": 27},
-            "lr_decay_every 27, in optimizer steps, but the training has at most 27 at 2, 4 workers: the learning ",
-        ),
-        ("1,2,4", {"lr_policy": "optimizer_steps", "lr_decay_every": 14}, None),
-        ("1", {}, None),
-    ],
-)
-def test_schedule_longer_than_the_training_is_noted(workers, said, noted):
-    found = notes(["allreduce"], workers, epochs=3, batch_per_worker=8, execution="virtual", **said)
-    found = [note for note in found if note.startswith("lr_")]
-    assert len(found) == (noted is not None)
-    assert all(note.startswith(noted) for note in found)
-
-
 def test_oversubscribed_points_are_noted_with_reasons(monkeypatch):
     monkeypatch.setattr(engines, "cores", lambda: 2)
     monkeypatch.setattr(engines, "available", lambda name: None if name != "nccl" else "none here")
