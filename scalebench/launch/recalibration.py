@@ -35,7 +35,7 @@ from scalebench.pricing.machine import Machine
 from scalebench.pricing.price import NotLockStepError
 from scalebench.pricing.recording import Recordings
 from scalebench.records.folder import CALIBRATION, EPOCHS, PLANNED, PROVENANCE, RUNS, STUDY
-from scalebench.records.lock import study_lock
+from scalebench.records.lock import folder_lock
 from scalebench.records.store import Store, drop_simulated
 from scalebench.records.study_file import replace_study
 from scalebench.study.spec import Run
@@ -87,7 +87,7 @@ def recalibrate(
     options = {"noisy": noisy or plan.study.noisy, "calibration": calibration or plan.study.calibration}
     charged = replace(plan, study=plan.study.model_copy(update=options))
     start_forkserver()
-    with study_lock(folder), Interruption() as interruption, tempfile.TemporaryDirectory() as scratch:
+    with folder_lock(folder), Interruption() as interruption, tempfile.TemporaryDirectory() as scratch:
         reporter.phase("calibration", 0)
         machine = _machine(charged, runs, results, Path(scratch), reporter, keeps=before is not None)
         reporter.phase("virtual workers, charged anew", len(runs))

@@ -25,7 +25,7 @@ from scalebench.launch.traffic import TrafficCheck
 from scalebench.launch.tuning import with_chosen
 from scalebench.pricing.charges import carrier
 from scalebench.pricing.machine import Machine
-from scalebench.records.lock import study_lock
+from scalebench.records.lock import folder_lock
 from scalebench.records.progress import Planned, group_of, keep_planned
 from scalebench.records.provenance import collect, redact
 from scalebench.records.rows import rows_of
@@ -67,7 +67,7 @@ def run_study(
         start_forkserver()
     plan.prepared.notes += look_at_model(plan)
     given_calibration(study, plan.cluster)
-    with study_lock(folder), Interruption() as interruption:
+    with folder_lock(folder), Interruption() as interruption:
         keep_study(folder, study)
         with Store(folder) as store:
             study_run = StudyRun(plan, store, reporter, interruption, fail_fast=fail_fast, only_failed=only_failed)

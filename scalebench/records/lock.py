@@ -51,42 +51,26 @@ class Owner:
 
 
 @contextmanager
-def study_lock(folder: Path) -> Iterator[None]:
+def folder_lock(folder: Path, waits_for: Callable[[str], None] | None = None) -> Iterator[None]:
     """Hold `folder`, created if missing. A lock whose owner has ended on this host is taken over.
 
-    The file system's own lock (flock) is held too, where available: it ends with its process in any case.
+    The file system's own lock (flock) is held too, where available: it ends with its process in any case. With
+    `waits_for` the folder is held after its holder, with which that is called once.
 
     Raises:
         ResultsError: another command holds it (named by host and process), or the folder cannot be written.
     """
-    path = folder / FILE
-    with _released(path, _take(path)):
-        yield
-
-
-@contextmanager
-def awaited_lock(folder: Path, waits_for: Callable[[str], None]) -> Iterator[None]:
-    """Hold `folder` as `study_lock` does, after its holder; `waits_for` is called once, with that process, if it waits.
-
-    Raises:
-        ResultsError: the folder cannot be written.
-    """
-    path, waits = folder / FILE, False
-    while True:
+    path, waits, descriptor = folder / FILE, False, None
+    while descriptor is None:
         try:
             descriptor = _take(path)
-            break
         except LockedError as error:
+            if waits_for is None:
+                raise
             if not waits:
                 waits_for(str(error.owner or "another command"))
             waits = True
             time.sleep(_POLL_S)
-    with _released(path, descriptor):
-        yield
-
-
-@contextmanager
-def _released(path: Path, descriptor: int) -> Iterator[None]:
     try:
         yield
     finally:
@@ -101,25 +85,27 @@ def owner_of(folder: Path) -> Owner | None:
     return owner if owner is not None and owner.may_live else None
 
 
-def _take(path: Path) -> int:
-    while True:
-        with writing(path.parent):
-            path.parent.mkdir(parents=True, exist_ok=True)
-            descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o666)
-        try:
-            held = not _flock(descriptor)
-            owner = _read(path)
-            if held or (owner is not None and owner.may_live):
-                raise LockedError(path, owner)
-            if not _is_still(path, descriptor):  # its owner removed it in between
-                os.close(descriptor)
-                continue
-            _write(path, descriptor)
-        except BaseException:
-            with suppress(OSError):
-                os.close(descriptor)
-            raise
-        return descriptor
+def _take(path: Path) -> int | None:
+    """Return the descriptor of the lock; None if its owner removed it meanwhile."""
+    with writing(path.parent):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o666)
+    try:
+        held = not _flock(descriptor)
+        owner = _read(path)
+        if held or (owner is not None and owner.may_live):
+            raise LockedError(path, owner)
+        if not _is_still(path, descriptor):
+            os.close(descriptor)
+            return None
+        with writing(path):
+            os.ftruncate(descriptor, 0)
+            os.pwrite(descriptor, json.dumps(asdict(Owner.this_process())).encode() + b"\n", 0)
+    except BaseException:
+        with suppress(OSError):
+            os.close(descriptor)
+        raise
+    return descriptor
 
 
 def _flock(descriptor: int) -> bool:
@@ -138,12 +124,6 @@ def _is_still(path: Path, descriptor: int) -> bool:
         return path.stat().st_ino == os.fstat(descriptor).st_ino
     except OSError:
         return False
-
-
-def _write(path: Path, descriptor: int) -> None:
-    with writing(path):
-        os.ftruncate(descriptor, 0)
-        os.pwrite(descriptor, json.dumps(asdict(Owner.this_process())).encode() + b"\n", 0)
 
 
 def _read(path: Path) -> Owner | None:

@@ -13,7 +13,7 @@ import pytest
 from scalebench.analysis import load
 from scalebench.cli.main import main
 from scalebench.pricing.calibration_file import Calibration
-from scalebench.records.lock import study_lock
+from scalebench.records.lock import folder_lock
 from scalebench.records.store import Store
 from tests.conftest import some
 from tests.records_factory import run_row
@@ -266,7 +266,7 @@ def test_further_worker_counts_use_the_first_calibration(scalebench, tmp_path, b
 
 
 def test_status_names_the_writer_and_run_refuses(half_failed, tmp_path):
-    with study_lock(tmp_path / "results" / "mine"):
+    with folder_lock(tmp_path / "results" / "mine"):
         assert "running: process" in half_failed("status")
         assert "is being written by process" in half_failed("run", "study.yaml", "--jobs", "1", code=2)
         assert "is being written by process" in half_failed("retry", "--jobs", "1", code=2)

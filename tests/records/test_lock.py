@@ -13,7 +13,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 
 from scalebench.errors import ResultsError
-from scalebench.records.lock import FILE, owner_of, study_lock
+from scalebench.records.lock import FILE, folder_lock, owner_of
 
 
 @pytest.fixture
@@ -27,40 +27,40 @@ def write_lock(tmp_path):
 
 def test_the_owner_is_named_and_the_lock_is_gone_afterwards(tmp_path):
     folder = tmp_path / "study"
-    with study_lock(folder):
+    with folder_lock(folder):
         owner = owner_of(folder)
         assert owner is not None
         assert (owner.host, owner.pid) == (platform.node(), os.getpid())
         expected = re.escape(f"being written by process {os.getpid()} on {platform.node()}")
-        with pytest.raises(ResultsError, match=expected), study_lock(folder):
+        with pytest.raises(ResultsError, match=expected), folder_lock(folder):
             pass
     assert owner_of(folder) is None
     assert not (folder / FILE).exists()
-    with study_lock(folder):
+    with folder_lock(folder):
         pass
 
 
 def test_a_process_that_was_killed_leaves_a_lock_that_is_taken_over(tmp_path):
     program = (
         "import os, signal, sys, pathlib\n"
-        "from scalebench.records.lock import study_lock\n"
-        "with study_lock(pathlib.Path(sys.argv[1])): os.kill(os.getpid(), signal.SIGKILL)"
+        "from scalebench.records.lock import folder_lock\n"
+        "with folder_lock(pathlib.Path(sys.argv[1])): os.kill(os.getpid(), signal.SIGKILL)"
     )
     subprocess.run([sys.executable, "-c", program, str(tmp_path)], check=False)
     assert (tmp_path / FILE).exists()
     assert owner_of(tmp_path) is None
-    with study_lock(tmp_path):
+    with folder_lock(tmp_path):
         pass
 
 
 def test_a_later_process_with_the_same_number_does_not_hold_it(tmp_path, write_lock):
     write_lock(pid=os.getpid(), born="before this process began")
-    with study_lock(tmp_path):
+    with folder_lock(tmp_path):
         pass
 
 
 def test_the_owner_counts_where_the_file_system_has_no_locks(tmp_path, write_lock, monkeypatch):
-    with study_lock(tmp_path):
+    with folder_lock(tmp_path):
         held = json.loads((tmp_path / FILE).read_text())
     write_lock(**held)
 
@@ -68,14 +68,14 @@ def test_the_owner_counts_where_the_file_system_has_no_locks(tmp_path, write_loc
         raise OSError(38, "Function not implemented")
 
     monkeypatch.setattr("fcntl.flock", no_locks)
-    with pytest.raises(ResultsError, match="being written by"), study_lock(tmp_path):
+    with pytest.raises(ResultsError, match="being written by"), folder_lock(tmp_path):
         pass
 
 
 def test_of_another_host_nothing_is_known_and_the_way_out_is_said(tmp_path, write_lock):
     write_lock(host="node7", pid=1)
     with pytest.raises(ResultsError, match=r"process 1 on node7.*if that command has ended, delete .*/lock"):  # noqa: SIM117
-        with study_lock(tmp_path):
+        with folder_lock(tmp_path):
             pass
     assert owner_of(tmp_path) is not None
     assert (tmp_path / FILE).exists()
@@ -84,7 +84,7 @@ def test_of_another_host_nothing_is_known_and_the_way_out_is_said(tmp_path, writ
 @pytest.mark.parametrize("text", ["", "{", "[]", "7", '{"host": 1}', "\x00\xff"])
 def test_a_torn_lock_holds_nobody(tmp_path, text):
     (tmp_path / FILE).write_text(text)
-    with study_lock(tmp_path):
+    with folder_lock(tmp_path):
         pass
 
 
@@ -94,7 +94,7 @@ def test_of_many_that_want_it_at_once_one_gets_it(tmp_path):
     def want(_):
         for _ in range(50):
             try:
-                with study_lock(tmp_path):
+                with folder_lock(tmp_path):
                     inside.append(1)
                     most.append(len(inside))
                     inside.pop()
@@ -111,5 +111,5 @@ def test_of_many_that_want_it_at_once_one_gets_it(tmp_path):
 def test_a_folder_that_cannot_be_made_is_one_line(tmp_path):
     taken = tmp_path / "taken"
     taken.touch()
-    with pytest.raises(ResultsError, match=r"cannot write .*taken.*--output"), study_lock(taken):
+    with pytest.raises(ResultsError, match=r"cannot write .*taken.*--output"), folder_lock(taken):
         pass
