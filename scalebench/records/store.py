@@ -1,4 +1,4 @@
-"""Writer of a study's folder of records: runs.csv, epochs.csv, study.yaml, provenance/."""
+"""Writer of a study's folder of records: runs.csv, epochs.csv, provenance/."""
 
 from __future__ import annotations
 
@@ -9,11 +9,9 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-import yaml
-
 from scalebench.errors import ResultsError, reading, writing
 from scalebench.records.attempts import Attempts
-from scalebench.records.folder import EPOCHS, PROVENANCE, RUNS, STUDY
+from scalebench.records.folder import EPOCHS, PROVENANCE, RUNS
 from scalebench.records.provenance import as_json, name_of
 from scalebench.records.schema import EpochRow, RunRow, columns
 from scalebench.records.table import AppendOnlyTable
@@ -86,15 +84,12 @@ class Store:
         """Return 1 for a new run, else one more than its latest attempt."""
         return self._attempts.get(run_id, 0) + 1
 
-    def keep_study(self, resolved: Mapping[str, Any]) -> Path:
-        """Write the resolved study as study.yaml."""
-        text = yaml.safe_dump(dict(resolved), sort_keys=False, allow_unicode=True)
-        return self._replace(STUDY, text)
-
     def keep_provenance(self, facts: Mapping[str, Any]) -> str:
         """Write a description of the environment as provenance/<hash>.json; return the hash."""
         digest = name_of(facts)
-        self._replace(f"{PROVENANCE}/{digest}.json", as_json(facts))
+        path = self.folder / PROVENANCE / f"{digest}.json"
+        with writing(path):
+            write_atomic(path, as_json(facts))
         return digest
 
     def close(self) -> None:
@@ -138,13 +133,6 @@ class Store:
             start = offset
         if start is not None:
             self._epochs.set_aside_tail(start)
-
-    def _replace(self, name: str, text: str) -> Path:
-        """Replace a file atomically."""
-        path = self.folder / name
-        with writing(path):
-            write_atomic(path, text)
-        return path
 
 
 def drop_simulated(folder: Path) -> None:

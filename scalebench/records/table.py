@@ -15,8 +15,6 @@ from scalebench.errors import ResultsError
 from scalebench.records.schema import SCHEMA_VERSION, columns
 from scalebench.system.atomic_write import sync_folder
 
-_BLOCK = 1 << 16
-
 
 class AppendOnlyTable:
     """The file `path` of rows of one type, opened for appending.
@@ -71,31 +69,21 @@ class AppendOnlyTable:
             raise _cannot("set aside the half-written end of", self.path, error) from None
 
     def lines_backwards(self) -> Iterator[tuple[int, dict[str, str]]]:
-        """Yield (byte offset, row) from the last row to the first, reading the file block by block."""
-        end = self._file.seek(0, os.SEEK_END)
-        unread, rest = end, b""
-        while unread > 0:
-            start = max(0, unread - _BLOCK)
-            self._file.seek(start)
-            block = self._file.read(unread - start) + rest
-            lines = block.splitlines(keepends=True)
-            first, rest = (1, lines[0]) if start > 0 else (0, b"")
-            offset = start + len(block)
-            for line in reversed(lines[first:]):
-                offset -= len(line)
-                if offset > 0:  # the line at 0 is the header
-                    yield offset, dict(zip(self.header, from_line(line), strict=False))
-            unread = start
+        """Yield (byte offset, row) from the last row to the first."""
+        data = self._read_from(0)
+        offset = len(data)
+        for line in reversed(data.splitlines(keepends=True)[1:]):
+            offset -= len(line)
+            yield offset, dict(zip(self.header, from_line(line), strict=False))
 
     def close(self) -> None:
         self._file.close()
 
     def _open_header(self) -> list[str]:
         expected = columns(self._row_type)
-        with self.path.open("rb") as file:
-            first = file.readline()
-        end = self._complete_length()
-        if end < self._file.seek(0, os.SEEK_END):
+        data = self._read_from(0)
+        end = data.rfind(b"\n") + 1
+        if end < len(data):
             self.set_aside_tail(end)
         if end == 0:
             self._write(to_lines([expected]))
@@ -103,21 +91,9 @@ class AppendOnlyTable:
                 sync_folder(self.path.parent)
                 sync_folder(self.path.parent.parent)  # the folder itself may be new
             return expected
-        header = from_line(first)
+        header = from_line(data[: data.find(b"\n") + 1])
         check_header(self.path, header, expected)
         return header
-
-    def _complete_length(self) -> int:
-        """Return the number of bytes up to and including the last line break."""
-        position = self._file.seek(0, os.SEEK_END)
-        while position > 0:
-            start = max(0, position - _BLOCK)
-            self._file.seek(start)
-            newline = self._file.read(position - start).rfind(b"\n")
-            if newline >= 0:
-                return start + newline + 1
-            position = start
-        return 0
 
     def _read_from(self, start: int) -> bytes:
         self._file.seek(start)

@@ -10,7 +10,6 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
-import yaml
 
 from scalebench.analysis import load
 from scalebench.errors import ResultsError
@@ -105,7 +104,7 @@ def test_incomplete_header_is_replaced(tmp_path):
     assert (tmp_path / "runs.csv.partial").read_text() == "schema_version,stu\n"
 
 
-def test_uncommitted_epochs_are_found_across_read_blocks(folder):
+def test_many_uncommitted_epochs_are_set_aside(folder):
     committed = (folder / "epochs.csv").read_bytes()
     line = committed.splitlines()[-1].replace(b"b,", b"lost,", 1) + b"\n"
     (folder / "epochs.csv").write_bytes(committed + 9000 * line)
@@ -187,10 +186,10 @@ def test_incomplete_rows_are_synced_before_truncation(folder, monkeypatch):
 def test_replaced_file_is_synced_with_its_folder(folder, monkeypatch):
     disk = Disk(monkeypatch)
     with Store(folder) as store:
-        path = store.keep_study({"name": "study"})
-    assert disk.order[-2:] == ["study.yaml.new", "study"]
+        path = folder / "provenance" / f"{store.keep_provenance({'cpu': 'x'})}.json"
+    assert disk.order[-2:] == [f"{path.name}.new", "provenance"]
     assert path in disk.names
-    assert disk.files[folder / "study.yaml.new"] == path.read_bytes()
+    assert disk.files[path.with_name(f"{path.name}.new")] == path.read_bytes()
 
 
 @pytest.mark.parametrize("table", ["runs.csv", "epochs.csv"])
@@ -222,10 +221,10 @@ def test_unwritable_folder_is_a_one_line_error(tmp_path, place):
     assert "\n" not in str(caught.value)
 
 
-def test_unwritable_study_file_is_a_one_line_error(folder):
-    (folder / "study.yaml.new").mkdir()  # an unwritable folder, also for root
-    with Store(folder) as store, pytest.raises(ResultsError, match=r"cannot write .*study\.yaml: .*--output"):
-        store.keep_study({"name": "study"})
+def test_unwritable_provenance_is_a_one_line_error(folder):
+    (folder / "provenance").touch()  # an unwritable folder, also for root
+    with Store(folder) as store, pytest.raises(ResultsError, match=r"cannot write .*provenance.*json: .*--output"):
+        store.keep_provenance({"cpu": "x"})
 
 
 def test_set_aside_lists_the_partial_files(folder):
@@ -316,10 +315,8 @@ def test_epoch_rows_of_another_run_raise_value_error(folder):
         store.append(attempt("a")[0], attempt("b")[1])
 
 
-def test_study_and_provenance_are_written(folder):
+def test_provenance_is_written_once(folder):
     with Store(folder) as store:
-        path = store.keep_study({"name": "study", "workers": [1, 2]})
         first, again = store.keep_provenance({"cpu": "x"}), store.keep_provenance({"cpu": "x"})
-    assert yaml.safe_load(path.read_text()) == {"name": "study", "workers": [1, 2]}
     assert first == again
     assert [file.name for file in (folder / "provenance").iterdir()] == [f"{first}.json"]
