@@ -8,7 +8,7 @@ import re
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
 from importlib.util import find_spec
@@ -24,7 +24,7 @@ from scalebench.launch.hosts import reachable
 from scalebench.records import machine
 
 RING = {"OMPI_MCA_coll_tuned_use_dynamic_rules": "1", "OMPI_MCA_coll_tuned_allreduce_algorithm": "4"}
-_SECONDS = 60  # limit of a command
+_SECONDS = 60  # to import Horovod
 _COMPARING_S = 6.0  # seconds for each of the two allreduces
 _SLOWER = 1.25  # slowdown relative to a ring above noise
 
@@ -44,22 +44,10 @@ def examine(*, network: bool = False) -> list[MachinePart]:
 
     In an allocation of several nodes, or on this node if `network`, MPI's allreduce is compared with a ring.
     """
-    looks: tuple[Callable[[], MachinePart], ...] = (
-        _python,
-        _cores,
-        _memory,
-        _gpus,
-        _compiler,
-        _torch,
-        _mpirun,
-        _mpi4py,
-        _launcher,
-        _horovod,
-        _gloo,
-        _nccl,
-        _slurm,
-    )
+    looks = (_python, _cores, _memory, _gpus, _compiler, _torch, _mpirun, _mpi4py, _launcher, _horovod)
     found = [look() for look in looks]
+    found += [_of_torch("gloo", None if find_spec("torch") else "needs PyTorch"), _of_torch("NCCL", available("nccl"))]
+    found.append(_slurm())
     compares = network or _several_nodes()
     return [*found, _allreduce()] if compares and available("mpi") is None else found
 
@@ -80,9 +68,8 @@ def _memory() -> MachinePart:
 
 
 def _gpus() -> MachinePart:
-    names = _output(["nvidia-smi", "--query-gpu=name,memory.total", "--format=csv,noheader"])
-    if names:
-        return MachinePart("GPUs", True, "; ".join(names.splitlines()))
+    if found := machine.gpus():
+        return MachinePart("GPUs", True, "; ".join(f"{gpu['name']}, {gpu['memory']}" for gpu in found))
     return MachinePart("GPUs", False, "no NVIDIA GPU; workers train on CPU cores")
 
 
@@ -90,7 +77,7 @@ def _compiler() -> MachinePart:
     command = os.environ.get("CXX") or shutil.which("c++") or shutil.which("g++")
     if command is None:
         return MachinePart("C++ compiler", False, "none; needed to build Horovod", "apt-get install g++")
-    output = _output([command, "--version"])
+    output = machine.output_of(command, "--version")
     return MachinePart(
         "C++ compiler", bool(output), f"{command}: {output.splitlines()[0] if output else 'does not run'}"
     )
@@ -106,7 +93,7 @@ def _mpirun() -> MachinePart:
     mpirun = find_mpirun()
     if mpirun is None:
         return MachinePart("MPI", False, "no mpirun beside this Python or on PATH", ADD_MPI)
-    output = _output([str(mpirun), "--version"])
+    output = machine.output_of(str(mpirun), "--version")
     found = re.search(r"\(?(Open MPI|Intel|MPICH|HYDRA)[^\n]*", output)
     name = found[0] if found else "does not run"
     return MachinePart("MPI", bool(output), f"{mpirun}: {name}", "" if output else ADD_MPI)
@@ -184,39 +171,24 @@ def _loaded_horovod() -> MachinePart:
         "print(horovod.__version__, 'for torch', torch.__version__, 'with',"
         " ', '.join(name for name, there in zip(names, built) if there))"
     )
-    done = _run([sys.executable, "-c", program])
-    if done is not None and done.returncode == 0:
+    try:
+        done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=_SECONDS)
+    except subprocess.TimeoutExpired:
+        return MachinePart("Horovod", False, "does not answer", f"{ADD_HOROVOD} --force")
+    if done.returncode == 0:
         return MachinePart("Horovod", True, done.stdout.strip())
-    last = done.stderr.strip().splitlines()[-1:] if done else ["does not answer"]
-    return MachinePart("Horovod", False, f"does not load: {' '.join(last)}", f"{ADD_HOROVOD} --force")
+    last = " ".join(done.stderr.strip().splitlines()[-1:])
+    return MachinePart("Horovod", False, f"does not load: {last}", f"{ADD_HOROVOD} --force")
 
 
-def _gloo() -> MachinePart:
-    reason = None if find_spec("torch") else "needs PyTorch"
-    return MachinePart("gloo", reason is None, reason or "comes with PyTorch")
-
-
-def _nccl() -> MachinePart:
-    reason = available("nccl")
-    return MachinePart("NCCL", reason is None, reason or "comes with PyTorch")
+def _of_torch(part: str, reason: str | None) -> MachinePart:
+    return MachinePart(part, reason is None, reason or "comes with PyTorch")
 
 
 def _slurm() -> MachinePart:
-    output = _output(["sinfo", "--version"])
+    output = machine.output_of("sinfo", "--version")
     if output:
         job = os.environ.get("SLURM_JOB_ID")
         pmix = "with PMIx" if slurm.has_pmix() else "without PMIx"
         return MachinePart("Slurm", True, f"{output}, srun {pmix}" + (f", in job {job}" if job else ""))
     return MachinePart("Slurm", False, "not here; runs start on this machine alone")
-
-
-def _output(command: list[str]) -> str:
-    done = _run(command)
-    return done.stdout.strip() if done is not None and done.returncode == 0 else ""
-
-
-def _run(command: list[str]) -> subprocess.CompletedProcess[str] | None:
-    try:
-        return subprocess.run(command, capture_output=True, text=True, timeout=_SECONDS, check=False)
-    except (OSError, subprocess.SubprocessError):
-        return None

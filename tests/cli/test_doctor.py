@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
 import sys
 from pathlib import Path
 
@@ -75,10 +74,10 @@ def test_slurm_version_is_shown(monkeypatch: pytest.MonkeyPatch, tmp_path: Path)
     assert (finding.present, finding.detail) == (True, "slurm-wlm 22.05.8, srun with PMIx, in job 42")
 
 
-def test_horovod_that_does_not_load_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
-    broken = subprocess.CompletedProcess([], 1, "", "Traceback\nImportError: libtorch_cpu.so: not found\n")
+def test_horovod_that_does_not_load_is_missing(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    (tmp_path / "horovod.py").write_text("raise ImportError('libtorch_cpu.so: not found')")
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
     monkeypatch.setattr(examination, "available", lambda engine: None)
-    monkeypatch.setattr(examination, "_run", lambda command: broken)
     (finding,) = [finding for finding in examine() if finding.part == "Horovod"]
     assert finding.detail == "does not load: ImportError: libtorch_cpu.so: not found"
     assert finding.add == "scalebench install horovod --force"
