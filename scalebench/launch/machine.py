@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import replace
 from pathlib import Path
 from statistics import fmean
 
@@ -76,8 +75,7 @@ def machine_for(
             f"{folder} holds virtual runs but not {CALIBRATION}, which they were charged by; "
             f"put it back, or give them new times with: scalebench recalibrate {folder}"
         )
-    complete = _complete_engines if study.device_step_time is not None else _complete
-    return machine_of(complete(plan, runs, path, kept, charged=charged, note=note), plan, runs)
+    return machine_of(_complete(plan, runs, path, kept, charged=charged, note=note), plan, runs)
 
 
 def at_the_speed_of(study: Study, machine: Machine, references: Sequence[float], folder: Path) -> Machine:
@@ -90,13 +88,7 @@ def at_the_speed_of(study: Study, machine: Machine, references: Sequence[float],
         return machine
     calibration = read_calibration(path).at(fmean(references))
     calibration.save(path)
-    return replace(
-        machine,
-        engines=calibration.engines,
-        tables=calibration.tables,
-        operations=calibration.operations,
-        reference_s=calibration.reference_s,
-    )
+    return _charging(machine.cluster, calibration)
 
 
 def given_calibration(study: Study, cluster: Cluster) -> Calibration | None:
@@ -139,30 +131,19 @@ def _keep_given(study: Study, given: Calibration, runs: Sequence[Run], path: Pat
     return given
 
 
-def _complete_engines(
-    plan: StudyPlan, runs: Sequence[Run], path: Path, kept: Calibration | None, *, charged: bool, note: Note
-) -> Calibration:
-    """The engines' costs beside stated step times: measured now, unless runs were `charged` by kept ones."""
-    key = key_of(plan)
-    if charged and kept is not None:
-        if kept.key != key:
-            note(_OTHER_MACHINE)
-        return kept
-    costs = _engines_of(plan, note)
-    measured = Calibration(key=key, measured=measurement_of(plan.study), tables=[], engines=costs)
-    measured.save(path)
-    return measured
-
-
 def _complete(
     plan: StudyPlan, runs: Sequence[Run], path: Path, kept: Calibration | None, *, charged: bool, note: Note
 ) -> Calibration:
-    """The calibration at `path`, with everything measured now that it lacks for `runs`."""
+    """The calibration at `path`, with everything measured now that it lacks for `runs`.
+
+    Where the study states its step times, it holds the engines' costs alone.
+    """
     study, key, workers = plan.study, key_of(plan), {run.workers for run in runs}
+    stated = study.device_step_time is not None
     sizes = plan.batch_sizes(workers)
     most = min(max(workers), plan.cluster.node.workers_per_node)
     usable = kept if kept is not None and (charged or kept.key == key) else None
-    lacking = usable.lacking(sizes, most) if usable is not None else ""
+    lacking = usable.lacking(sizes, most) if usable is not None and not stated else ""
     if usable is not None and usable.key != key:
         if lacking:
             raise ResultsError(
@@ -176,7 +157,7 @@ def _complete(
             note(f"{CALIBRATION} lacked {lacking}: measured now, beside what it holds")
         usable = _measured(plan, runs, sizes, most, usable if charged else None, study.calibration_budget_s, note)
         usable.save(path)
-    return with_operations(plan, usable, runs, path)
+    return usable if stated else with_operations(plan, usable, runs, path)
 
 
 def calibrate(plan: StudyPlan, path: Path, batches: Iterable[int], note: Note = lambda _: None) -> Calibration:
@@ -220,8 +201,10 @@ def _measured(
     seconds: float,
     note: Note,
 ) -> Calibration:
-    """Measure step times and engines' costs; only step times, at the speed of the `kept` ones, if there are any."""
+    """Measure step times, unless stated, and engines' costs; only step times, at the speed of `kept` ones, if any."""
     study = plan.study
+    if study.device_step_time is not None:
+        return Calibration(key=key_of(plan), measured=measurement_of(study), tables=[], engines=_engines_of(plan, note))
     example = min(runs, key=lambda run: run.workers)
     budget = Budget((1 - ENGINES_SHARE) * seconds, study.noisy)
     measured = measure_steps(example, plan.prepared.folders[example.workers], sizes, most, budget)
@@ -273,9 +256,11 @@ def machine_of(calibration: Calibration, plan: StudyPlan, runs: Sequence[Run]) -
     """Return what charges virtual `runs`: `calibration`, and the step times that the study or its cluster states."""
     if plan.study.device_step_time is not None or plan.cluster.compute != "this-machine":
         return Machine(plan.cluster, calibration.engines, [_stated(plan, runs)], {}, calibration.reference_s)
-    return Machine(
-        plan.cluster, calibration.engines, calibration.tables, calibration.operations, calibration.reference_s
-    )
+    return _charging(plan.cluster, calibration)
+
+
+def _charging(cluster: Cluster, measured: Calibration) -> Machine:
+    return Machine(cluster, measured.engines, measured.tables, measured.operations, measured.reference_s)
 
 
 def _stated(plan: StudyPlan, runs: Sequence[Run]) -> StepTable:

@@ -114,11 +114,8 @@ class _LaunchPart:
     runs: list[Run]
     ranks: int
 
-    def only(self, more: Callable[[], Sequence[Run]]) -> Callable[[], list[Run]]:
-        """Return `more` limited to runs that these processes can serve too."""
-        return lambda: [run for run in more() if self._takes(run)]
-
-    def _takes(self, run: Run) -> bool:
+    def takes(self, run: Run) -> bool:
+        """Return True if these processes can serve `run` too."""
         needed = run.workers + server_ranks(run)
         return settings_of(run) == self.settings and (needed == self.ranks if self.settings else needed <= self.ranks)
 
@@ -141,11 +138,6 @@ def _by_settings(runs: Sequence[Run], ranks: int) -> Iterator[_LaunchPart]:
         yield _LaunchPart(json.loads(settings_text), part, exactly or max(ranks, at_least))
 
 
-def _connecting_limit_s(ranks: int) -> float:
-    """More where many ranks share a core."""
-    return CONNECTING_LIMIT_S * max(1.0, ranks / reachable().cores / 8)
-
-
 def _new_folder(work_dir: Path) -> Path:
     for number in count(1):
         folder = work_dir / f"launch-{number}"
@@ -163,8 +155,8 @@ class _Launch:
         self.cold: set[str] = set()  # warm-up runs that failed
         self.achieved = False  # whether a run was started, or brought to an end
         self.cause = ""
-        self._launcher, self._ranks, self._settings = launcher, part.ranks, part.settings
-        self._more = part.only(launcher.more) if launcher.more is not None else None
+        self._launcher, self._part, self._ranks, self._settings = launcher, part, part.ranks, part.settings
+        self._more = launcher.more
         self._folder = _new_folder(launcher.work_dir)
         self._startup_limit_s = launcher.startup_limit_s or 120.0 + 5.0 * launcher.ranks
         self._last: Run | None = None  # the run that was under way at the request to stop
@@ -242,7 +234,8 @@ class _Launch:
                     f"It is left to its limit of {run.time_limit_s:g} s; Ctrl-C twice abandons it"
                 )
             processes = run.workers + server_ranks(run) if run is not None else self._ranks
-            if (waited_s := pulse.connecting_s(processes)) > _connecting_limit_s(processes):
+            limit_s = CONNECTING_LIMIT_S * max(1.0, processes / reachable().cores / 8)
+            if (waited_s := pulse.connecting_s(processes)) > limit_s:
                 error = (
                     f"{pulse.unconnected(processes)} {waited_s:.0f} s while connecting; {what_to_check(pulse.hosts)}"
                 )
@@ -261,7 +254,7 @@ class _Launch:
 
     def _go_on(self, further: JsonLines) -> None:
         assert self._more is not None
-        runs = self._more()
+        runs = [run for run in self._more() if self._part.takes(run)]
         self.left = {run.run_id: run for run in runs}
         self._since = time.monotonic()
         further.append([run.model_dump(mode="json") for run in runs])
