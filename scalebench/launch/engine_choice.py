@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal, NamedTuple
+from typing import Literal
 
 from scalebench.comm import engines
 from scalebench.comm.base import Capability
@@ -20,13 +20,6 @@ from scalebench.study.spec import Component, Engine, Study
 ENGINES = ("virtual", *engines.NAMES)
 VIRTUAL_PROVIDES = frozenset(Capability) - {Capability.HOROVOD_OPTIMIZER, Capability.PROCESS_GROUP}
 _NATIVE = frozenset().union(*(engines.provides(name) for name in engines.NAMES))
-
-
-class NativePoints(NamedTuple):
-    """The engine and the worker counts of a strategy's real runs."""
-
-    engine: str
-    workers: list[int]
 
 
 @dataclass(frozen=True)
@@ -73,8 +66,8 @@ def _class_on(name: str, engine: str) -> type[Strategy]:
 
 def native_points(
     study: Study, component: Component, counts: Sequence[int], hosts: Hosts, notes: list[str]
-) -> NativePoints | None:
-    """The real runs of a strategy at the worker `counts`; under `auto` those that fit the hosts, else all.
+) -> tuple[str, list[int]] | None:
+    """The engine of a strategy's real runs and their worker `counts`; under `auto` those that fit the hosts, else all.
 
     None under `auto` if no engine can carry the strategy and none was named; the reason is added to `notes`.
 
@@ -102,14 +95,14 @@ def native_points(
         raise EngineError(f"strategy {component}: engine {engine} cannot carry {wire}; use fp16, or another --engine")
     if auto:
         if engine == "nccl":
-            return NativePoints(engine, [workers for workers in counts if workers <= hosts.gpus])
-        return NativePoints(engine, hosts.most(study.threads_per_worker, counts))
+            return engine, [workers for workers in counts if workers <= hosts.gpus]
+        return engine, hosts.most(study.threads_per_worker, counts)
     if engine == "nccl" and not in_job() and max(counts) > (held := engines.gpus()):
         raise EngineError(
             f"strategy {component.name}: engine nccl takes a GPU for each worker, and here "
             f"{'is' if held == 1 else 'are'} {held} for {max(counts)}; use --workers 1..{held}, or --engine gloo"
         )
-    return NativePoints(engine, list(counts))
+    return engine, list(counts)
 
 
 def charged_engine(study: Study, component: Component, notes: list[str]) -> Engine | Literal["auto"]:

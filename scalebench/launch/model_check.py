@@ -5,7 +5,6 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import NamedTuple
 
 from scalebench.comm import engines
 from scalebench.errors import ModelError
@@ -61,8 +60,8 @@ def local_statistics(study: Study) -> list[str]:
     """Note the strategies under which the model's running statistics (BatchNorm) are never averaged."""
     if max(study.workers) == 1:
         return []
-    made = [(component, registry.create(component.name, component.options)) for component in study.strategies]
-    averaged = {str(component): strategy.synchronisation.averaged for component, strategy in made if strategy.requires}
+    made = {str(component): registry.create(component.name, component.options) for component in study.strategies}
+    averaged = {name: strategy.synchronisation.averaged for name, strategy in made.items() if strategy.requires}
     notes, instead = [], "use a strategy with buffers: average, or model: nfnet, which has none"
     if local := [name for name, state in averaged.items() if "buffers" not in state]:
         notes.append(
@@ -77,47 +76,30 @@ def local_statistics(study: Study) -> list[str]:
     return notes
 
 
-class Need(NamedTuple):
-    """Bytes of a run on one node, at most; where replicas agree, one of their models is kept and not each."""
-
-    run: Run
-    replicas: int
-    of_replicas: int
-    models: int  # kept by each replica until training is over, when they are evaluated
-    of_models: int
-
-    @property
-    def total(self) -> int:
-        return self.of_replicas + self.of_models
-
-
 def memory_notes(plan: StudyPlan, model_bytes: int, replica_bytes: Callable[[Run], int]) -> list[str]:
-    """A note on the run that needs most memory, if this machine has less.
+    """A note on the run that needs most memory on one node, if this machine has less.
 
-    `model_bytes` are those of the parameters, `replica_bytes` those of a worker's vectors, by run.
+    `model_bytes` are those of the parameters, `replica_bytes` those of a worker's vectors, by run. Each replica keeps a
+    model for each evaluation after the training.
     """
     largest: dict[str, Run] = {}
     for run in sorted(plan.sweep.runs, key=lambda run: run.workers):
         if run.execution == "virtual" or (run.engine != "virtual" and not engines.gpus()):  # else in no memory here
             largest[f"{run.strategy} {run.execution}"] = run
-    needs = [_need(plan, run, replica_bytes(run), model_bytes) for run in largest.values()]
-    most = max(needs, key=lambda need: need.total, default=None)
-    has = usable_memory_mib() * 2**20
-    if most is None or most.total <= has:
-        return []
-    run = most.run
-    needed = (
-        f"{run.strategy} at {counted(run.workers, 'worker')} ({run.execution}) may take up to {_gib(most.total)} of "
-        f"memory, where this machine has {_gib(has)}: {_gib(most.of_replicas)} for {counted(most.replicas, 'replica')}"
-    )
-    fewer = " (evaluate_every keeps fewer)" if most.models > 1 else ""
-    return [f"{needed}, {_gib(most.of_models)} for their models at {counted(most.models, 'evaluation')}{fewer}"]
-
-
-def _need(plan: StudyPlan, run: Run, replica: int, model: int) -> Need:
-    here = run.workers if run.engine == "virtual" else min(run.workers, plan.cluster.node.workers_per_node)
-    kept = 1 + ((run.epochs - 1) // run.evaluate_every if run.evaluate_every else 0)
-    return Need(run, here, here * replica, kept, here * kept * model)
+    has, needs = usable_memory_mib() * 2**20, []
+    for run in largest.values():
+        here = run.workers if run.engine == "virtual" else min(run.workers, plan.cluster.node.workers_per_node)
+        kept = 1 + ((run.epochs - 1) // run.evaluate_every if run.evaluate_every else 0)
+        replicas, models = here * replica_bytes(run), here * kept * model_bytes
+        text = (
+            f"{run.strategy} at {counted(run.workers, 'worker')} ({run.execution}) may take up to "
+            f"{_gib(replicas + models)} of memory, where this machine has {_gib(has)}: {_gib(replicas)} for "
+            f"{counted(here, 'replica')}, {_gib(models)} for their models at {counted(kept, 'evaluation')}"
+            f"{' (evaluate_every keeps fewer)' * (kept > 1)}"
+        )
+        needs.append((replicas + models, text))
+    most, text = max(needs, default=(0, ""))
+    return [text] if most > has else []
 
 
 def _gib(nbytes: int) -> str:
@@ -135,16 +117,10 @@ class ComputeEstimate:
 
     def __str__(self) -> str:
         """`about 12 min and 0.390 core-hours of training compute`, as a range if more runs may follow."""
-        wall, hours = roughly(self.wall_s), _hours(self.core_hours)
-        if self.most > 1:
-            wall = _span(wall, roughly(self.wall_s * self.most))
-            hours = _span(hours, _hours(self.core_hours * self.most))
-        return f"about {wall} and {hours} core-hours of training compute"
-
-
-def _span(low: str, high: str) -> str:
-    """`low to high`, or one of them if they are equal."""
-    return low if low == high else f"{low} to {high}"
+        scales = sorted({1.0, self.most})
+        wall = dict.fromkeys(roughly(self.wall_s * scale) for scale in scales)
+        hours = dict.fromkeys(_hours(self.core_hours * scale) for scale in scales)
+        return f"about {' to '.join(wall)} and {' to '.join(hours)} core-hours of training compute"
 
 
 def _hours(hours: float) -> str:

@@ -148,11 +148,9 @@ def _cells(study: Study, component: Component, hosts: Hosts | None, notes: list[
         cells += [_Cell(execution, "virtual", component, workers, charged) for workers in counts]
     if study.execution in ("virtual", "modelled"):
         return cells
-    native = native_points(study, component, counts, hosts or reachable(), notes)
-    if native is None:
-        return cells
+    engine, held = native_points(study, component, counts, hosts or reachable(), notes) or ("", [])
     execution = "native" if study.execution == "auto" else study.execution
-    return cells + [_Cell(execution, native.engine, component, workers) for workers in native.workers]
+    return cells + [_Cell(execution, engine, component, workers) for workers in held]
 
 
 def strategy_warnings(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -88,19 +87,13 @@ class TrafficCheck:
         if schedules[0].reads_loss:
             return []
         sent = sum(schedule.bytes_sent for schedule in schedules) / run.workers
-        return _differences(
-            run,
-            [
-                ("synchronisations", row.syncs, schedules[0].syncs),
-                ("bytes of a worker", row.bytes_sent_per_worker, sent),
-            ],
+        counts = (
+            ("synchronisations", row.syncs, schedules[0].syncs),
+            ("bytes of a worker", row.bytes_sent_per_worker, sent),
         )
-
-
-def _differences(run: Run, counts: Sequence[tuple[str, float | None, float]]) -> list[str]:
-    return [
-        f"{run.strategy} at {run.workers} workers on {run.engine}: {counted:,.0f} {what} were counted, its program "
-        f"makes {recorded:,.0f}"
-        for what, counted, recorded in counts
-        if counted is not None and not math.isclose(counted, recorded, rel_tol=1e-9)
-    ]
+        return [
+            f"{run.strategy} at {run.workers} workers on {run.engine}: {counted:,.0f} {what} were counted, its program "
+            f"makes {recorded:,.0f}"
+            for what, counted, recorded in counts
+            if counted is not None and not math.isclose(counted, recorded, rel_tol=1e-9)
+        ]
