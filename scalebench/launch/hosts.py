@@ -194,27 +194,19 @@ def _answer(paths: Sequence[str]) -> None:
     deadline = time.monotonic() + _LATE_S
     while (unseen := [path for path in paths if not Path(path).exists()]) and time.monotonic() < deadline:
         time.sleep(0.1)
-    given = slurm.cpus_here() if engines.launcher() == "srun" else engines.cores()
+    if engines.launcher() == "srun":  # Slurm writes its own name of a node
+        given, ranks, name = slurm.cpus_here(), ("SLURM_PROCID",), os.environ.get("SLURMD_NODENAME")
+    else:  # mpirun inside a job of Slurm leaves srun's number there, too
+        given, ranks, name = engines.cores(), ("PMIX_RANK", "OMPI_COMM_WORLD_RANK"), None
     facts = {
-        "rank": next((os.environ[name] for name in _ranks() if os.environ.get(name)), "0"),
-        "name": _node_name(),
+        "rank": next((os.environ[variable] for variable in ranks if os.environ.get(variable)), "0"),
+        "name": name or platform.node(),
         "gpus": engines.gpus(),
         "cores": min(engines.cores(), given),
         "physical_cores": min(engines.physical_cores(), given),
         "unseen": unseen,
     }
     sys.stdout.write(f"{_MARK}{json.dumps(facts)}\n")
-
-
-def _ranks() -> Sequence[str]:
-    """The variables that number processes; mpirun inside a job of Slurm leaves srun's own there, too."""
-    return ("SLURM_PROCID",) if engines.launcher() == "srun" else ("PMIX_RANK", "OMPI_COMM_WORLD_RANK")
-
-
-def _node_name() -> str:
-    """This host's name, for srun as Slurm writes it."""
-    named = os.environ.get("SLURMD_NODENAME") if engines.launcher() == "srun" else None
-    return named or platform.node()
 
 
 if __name__ == "__main__":

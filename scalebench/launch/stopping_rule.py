@@ -38,21 +38,14 @@ class SweepPoint(NamedTuple):
     def of(cls, run: Run) -> SweepPoint:
         return cls(run.execution, run.engine, str(run.strategy), run.workers)
 
-    def __str__(self) -> str:
-        return together([self])
-
 
 def together(points: Iterable[SweepPoint]) -> str:
-    """All `points` in few words: `ddp, horovod at 2, 4 (virtual); ddp at 2 (native gloo)`."""
+    """All `points` in few words: `ddp at 2, 4 (virtual); ddp at 2 (native gloo)`."""
     at: dict[tuple[str, str], list[int]] = {}
     for point in points:
-        at.setdefault((group_of(point.execution, point.engine), point.strategy), []).append(point.workers)
-    alike: dict[tuple[str, tuple[int, ...]], list[str]] = {}
-    for (group, strategy), counts in at.items():
-        alike.setdefault((group, tuple(sorted(counts))), []).append(strategy)
+        at.setdefault((point.strategy, group_of(point.execution, point.engine)), []).append(point.workers)
     return "; ".join(
-        f"{', '.join(strategies)} at {', '.join(map(str, counts))} ({group})"
-        for (group, counts), strategies in alike.items()
+        f"{strategy} at {', '.join(map(str, sorted(counts)))} ({group})" for (strategy, group), counts in at.items()
     )
 
 

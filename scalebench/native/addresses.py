@@ -11,7 +11,6 @@ import platform
 import socket
 from collections.abc import Sequence
 from contextlib import suppress
-from typing import NamedTuple
 
 import psutil
 
@@ -21,15 +20,10 @@ from scalebench.native.control import Control
 _TRY_S = 3.0  # seconds for each address
 
 
-class Route(NamedTuple):
-    """An address of rank 0's host, and this host's interface that leads there; empty: the user named one."""
+def find_route(ranks: Control, port: int) -> tuple[str, str]:
+    """The first of rank 0's addresses whose `port` answers this rank, and this host's interface that leads there.
 
-    address: str
-    interface: str
-
-
-def find_route(ranks: Control, port: int) -> Route:
-    """The first of rank 0's addresses whose `port` answers this rank; rank 0's interface is what rank 1 reached.
+    The interface is empty if the user named one; rank 0's is the one that rank 1 reached.
 
     Raises:
         EngineError: none answered; says what was tried, and what to check.
@@ -39,14 +33,14 @@ def find_route(ranks: Control, port: int) -> Route:
     if ranks.rank == 0:
         reached = ranks.gather(None)
         address = next(each for each in (*(reached or ()), "127.0.0.1") if each is not None)
-        return Route("127.0.0.1", "" if own else _interface(address))
+        return "127.0.0.1", "" if own else _interface(address)
     try:
         address, source = first_answering(addresses, port, host)
     except EngineError:
         ranks.gather(None)
         raise
     ranks.gather(address)
-    return Route(address, "" if own else _interface(source))
+    return address, "" if own else _interface(source)
 
 
 def first_answering(addresses: Sequence[str], port: int, host: str) -> tuple[str, str]:
@@ -87,11 +81,5 @@ def own_addresses() -> Sequence[str]:
 
 def _interface(address: str) -> str:
     """The name of the interface that has `address`."""
-    return next(
-        (
-            name
-            for name, interface in psutil.net_if_addrs().items()
-            if any(each.family is socket.AF_INET and each.address == address for each in interface)
-        ),
-        "",
-    )
+    known = {(each.family, each.address): name for name, all_of in psutil.net_if_addrs().items() for each in all_of}
+    return known.get((socket.AF_INET, address), "")

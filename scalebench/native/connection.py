@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any, cast
 import torch.distributed as dist
 
 from scalebench.comm.native import NativeCommunicator
-from scalebench.native.addresses import Route, find_route, first_answering, own_addresses
+from scalebench.native.addresses import find_route, first_answering, own_addresses
 from scalebench.native.control import Control, StoreGroup
 from scalebench.native.heartbeat import Heartbeat
 from scalebench.system.clock import WallClock
@@ -87,11 +87,11 @@ def _process_group(
     store: Any = dist.TCPStore(here, 0, is_master=True, wait_for_workers=False) if ranks.rank == 0 else None  # type: ignore[attr-defined]
     port = ranks.bcast(store.port if store is not None else None)
     waits_for(0 if ranks.rank else None)
-    route = Route(here, "lo") if one_node else find_route(ranks, port)
+    address, interface = (here, "lo") if one_node else find_route(ranks, port)
     if store is None:
-        store = dist.TCPStore(route.address, port)  # type: ignore[attr-defined]
+        store = dist.TCPStore(address, port)  # type: ignore[attr-defined]
     waits_for(None)
-    with _environment({"GLOO_SOCKET_IFNAME": route.interface} if engine == "gloo" and route.interface else {}):
+    with _environment({"GLOO_SOCKET_IFNAME": interface} if engine == "gloo" and interface else {}):
         dist.init_process_group(engine, store=store, rank=ranks.rank, world_size=ranks.size)
     try:
         yield TorchCommunicator(clock)

@@ -57,7 +57,7 @@ def measure_horovod(rounds: ProbeRounds, source: str) -> tuple[Found, list[Engin
             samples.append(Sample(("enqueue", 0), time.perf_counter() - began, undisturbed=True))
             for handle in handles:
                 hvd.synchronize(handle)
-        return samples + _alone("horovod", rounds, _horovod_step)
+        return samples + _alone("horovod", rounds)
 
     found = rounds.measure(one_round, relative=False)
     lengths = found.values(("cycle", 4), relative=False)
@@ -95,8 +95,8 @@ def measure_gloo(rounds: ProbeRounds, source: str) -> tuple[Found, list[EngineCo
             samples = [
                 rounds.after_computing(("gloo", nbytes), partial(comm.allreduce_, buffers[nbytes])) for nbytes in GRID
             ]
-            samples += _beside_reference(rounds, ("joined", 0), _ddp_step(), operator.sub)
-        return samples + _alone("gloo", rounds, _ddp_step)
+            samples += _beside_reference(rounds, ("joined", 0), _engine_step("gloo"), operator.sub)
+        return samples + _alone("gloo", rounds)
 
     found = rounds.measure(one_round, relative=False)
     alone_s, _ = _added(found)
@@ -129,7 +129,7 @@ def _engine(engine: str, rounds: ProbeRounds, group: MPI.Comm) -> Iterator[Nativ
         del os.environ["HOROVOD_CYCLE_TIME"]
 
 
-def _alone(engine: str, rounds: ProbeRounds, engine_step: Callable[[], Operation]) -> list[Sample]:
+def _alone(engine: str, rounds: ProbeRounds) -> list[Sample]:
     """Time steps of a lone worker with the engine's hooks and wrappers, relative to reference steps beside them.
 
     First of rank 0 while the others sleep, then of all ranks at the same time.
@@ -137,7 +137,7 @@ def _alone(engine: str, rounds: ProbeRounds, engine_step: Callable[[], Operation
     group = rounds.mpi.Split(rounds.mpi.rank)
     samples = []
     with _engine(engine, rounds, group):
-        wrapped = engine_step()
+        wrapped = _engine_step(engine)
         if rounds.mpi.rank == 0:
             samples += _beside_reference(rounds, ("alone", 0), wrapped, operator.truediv)
         sleep_until_all_arrive(rounds.mpi)
@@ -186,37 +186,32 @@ def _added(found: Found) -> tuple[float, float]:
     return max(0.0, alone) * reference_s, max(0.0, together) * reference_s
 
 
-def _horovod_step() -> Step:
-    """The reference step of a script with Horovod: a wrapped optimizer, tensor by tensor."""
-    import horovod.torch as hvd
-
+def _engine_step(engine: str) -> Step:
+    """The reference step of a script: with Horovod a wrapped optimizer, tensor by tensor; with DDP a wrapped module."""
     net, x = reference_network(), torch.randn(8, 96)
     _, gradients, _ = side_by_side(net)
-    plain = torch.optim.SGD(net.parameters(), lr=1e-6, momentum=0.9)
-    optimizer = hvd.DistributedOptimizer(plain, named_parameters=net.named_parameters())
+    if engine == "horovod":
+        import horovod.torch as hvd
 
-    def step() -> None:
-        gradients.zero_()
-        net(x).sum().backward()
-        optimizer.synchronize()
-        with optimizer.skip_synchronize():
+        plain = torch.optim.SGD(net.parameters(), lr=1e-6, momentum=0.9)
+        wrapped = hvd.DistributedOptimizer(plain, named_parameters=net.named_parameters())
+
+        def step() -> None:
+            gradients.zero_()
+            net(x).sum().backward()
+            wrapped.synchronize()
+            with wrapped.skip_synchronize():
+                wrapped.step()
+
+    else:
+        from torch.nn.parallel import DistributedDataParallel
+
+        module = DistributedDataParallel(net)
+        optimizer = torch.optim.SGD(net.parameters(), lr=1e-6, momentum=0.9)
+
+        def step() -> None:
+            gradients.zero_()
+            module(x).sum().backward()
             optimizer.step()
-
-    return step
-
-
-def _ddp_step() -> Step:
-    """The reference step of a script with DDP: a wrapped module, buckets."""
-    from torch.nn.parallel import DistributedDataParallel
-
-    net, x = reference_network(), torch.randn(8, 96)
-    _, gradients, _ = side_by_side(net)
-    wrapped = DistributedDataParallel(net)
-    optimizer = torch.optim.SGD(net.parameters(), lr=1e-6, momentum=0.9)
-
-    def step() -> None:
-        gradients.zero_()
-        wrapped(x).sum().backward()
-        optimizer.step()
 
     return step

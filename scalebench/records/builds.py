@@ -18,7 +18,7 @@ from typing import Any
 from scalebench.records.machine import output_of, text_of
 
 _HOROVOD_FRAMEWORKS = {"TensorFlow": "tensorflow", "PyTorch": "torch", "MXNet": "mxnet"}
-_FIRST_BYTES = 64 << 20
+_FIRST_BYTES = 64 << 20  # of torch's library of half a gigabyte, which hold the names of gloo's transports
 # Frameworks of Open MPI that move messages and accelerator memory.
 _OPEN_MPI_FRAMEWORKS = ("pml", "btl", "mtl", "osc", "coll", "accelerator", "op")
 _LONG_FACTS = ("config:cli", "option:threads")  # their values contain colons
@@ -174,12 +174,8 @@ def _gloo_transports() -> list[str]:
     library = folder / "lib/libtorch_cpu.so" if folder else None
     if library is None or not library.exists():
         return []
-    symbols = {name: f"4gloo9transport{len(name)}{name}" for name in ("tcp", "uv", "ibverbs")}
-    for within in (_FIRST_BYTES, None):  # the library has half a gigabyte, the names usually lie near its beginning
-        found = [name for name, symbol in symbols.items() if _holds(library, symbol, within)]
-        if found:
-            return found
-    return []
+    names = ("tcp", "uv", "ibverbs")
+    return [name for name in names if _holds(library, f"4gloo9transport{len(name)}{name}", _FIRST_BYTES)]
 
 
 def _with_class(library: Path, kind: str, names: Iterable[str]) -> list[str]:

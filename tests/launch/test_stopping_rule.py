@@ -159,7 +159,9 @@ def test_coverage_under_stopping_is_the_documented_one():
     assert coverage(5) == pytest.approx(0.961, abs=0.006)
 
 
-def test_points_of_equal_counts_are_named_together():
+def test_points_of_one_strategy_are_named_together():
     native = [SweepPoint("native", "mpi", name, workers) for name in ("allreduce", "localsgd") for workers in (4, 2)]
     cells = [*native, SweepPoint("native", "gloo", "ddp", 2), SweepPoint("virtual", "virtual", "ddp", 2)]
-    assert together(cells) == "allreduce, localsgd at 2, 4 (native mpi); ddp at 2 (native gloo); ddp at 2 (virtual)"
+    assert together(cells) == (
+        "allreduce at 2, 4 (native mpi); localsgd at 2, 4 (native mpi); ddp at 2 (native gloo); ddp at 2 (virtual)"
+    )
