@@ -204,17 +204,17 @@ def test_slow_links_of_a_study_are_charged(play, machine):
 
 
 @needs_mpi
-def test_slowdown_that_sizes_native_shards_has_no_note():
+def test_slowdown_that_sizes_native_shards_is_named_as_such():
     study = Study(
         strategies=["epoch_average"], workers=[2], engine="mpi", execution="native", repetitions=1, dataset="wine",
         partition={"iid": {"balance": "speed"}}, virtual={"slowdown": {1: 4.0}, "slow_windows": [
             {"rank": 0, "until_s": 2, "factor": 3}]},
     )  # fmt: skip
-    sized, left = expand(study, load_cluster("this-machine")).notes
-    assert sized.startswith("native runs: slowdown is not injected, but still sizes the shards of balance: speed")
-    assert left.startswith("native runs: slow_windows left out, for")
+    (note,) = expand(study, load_cluster("this-machine")).notes
+    sized = ", except that slowdown sizes the shards of balance: speed"
+    assert note.startswith(f"native runs: slowdown, slow_windows left out{sized}, for")
     assert expand(study.model_copy(update={"partition": Study().partition}), load_cluster("this-machine")).notes == [
-        left.replace("slow_windows left", "slowdown, slow_windows left")
+        note.replace(sized, "")
     ]
 
 

@@ -25,7 +25,6 @@ from scalebench.native.job import REFUSED, Death, Job, JsonLines, server_ranks, 
 from scalebench.native.nodes import Nodes
 from scalebench.native.postmortem import Pulse, cause_of_death, what_to_check
 from scalebench.records.provenance import host_hash
-from scalebench.records.rows import PACED_OVERRUN_LIMIT
 from scalebench.study.spec import Run
 from scalebench.system.parent_watch import end_with_parent
 from scalebench.training.outcome import Outcome
@@ -289,14 +288,6 @@ class _Launch:
             self.cold.add(run.run_id)
         if nodes := Nodes.of_launch(self._folder):
             outcome.add_facts(machines=nodes.of(run.workers + server_ranks(run)))
-        if run.execution == "native":
-            processes = run.workers + server_ranks(run)
-            busy = engines.busy_threads(run.engine, processes, run.threads_per_worker)
-            cores = nodes.cores_of(processes) if nodes else [(processes, engines.cores())]
-            outcome.add_facts(oversubscribed=any(ranks * busy > held for ranks, held in cores))
-        elif outcome.workers:
-            overruns = [worker.paced_overrun or 0.0 for worker in outcome.workers]
-            outcome.add_facts(oversubscribed=max(overruns) > PACED_OVERRUN_LIMIT)
         self._launcher.on_outcome(run, outcome)
         if outcome.status != "completed" and self._launcher.stopping():  # the ranks may have begun the next already
             self._last = self._last or run

@@ -144,7 +144,8 @@ class StudyRun:
                 if machine is not None:
                     if not scaled:
                         machine = at_the_speed_of(self.plan.study, machine, self._references, self.folder)
-                    self._make_virtual(machine, jobs)
+                    simulator = Simulator(machine, self.plan.prepared.folders, self.folder / "weights", self._fail_fast)
+                    self._simulate(lambda: self._left(virtual=True), simulator, jobs)
 
     def collect_provenance(self) -> None:
         """Collect what the rows say of this machine; it takes tenths of a second, so before anything is measured."""
@@ -173,11 +174,7 @@ class StudyRun:
         """Make the trials; return True if all have their results and the runs the values of the best."""
         if machine is None:
             return False
-
-        def announce(runs: Sequence[Run]) -> None:
-            self._reporter.phase("trials of tuning", len(runs))
-
-        self._simulate(self.trials.left, announce, Simulator(machine, self.plan.validation.folders, self.folder), jobs)
+        self._simulate(self.trials.left, Simulator(machine, self.plan.validation.folders, self.folder), jobs)
         if self.trials.left() or self._only_failed or self.tally.failed:
             return False
         self.rule = self._take_over()
@@ -211,14 +208,7 @@ class StudyRun:
                 else:
                     _redact_logs(logs)
 
-    def _make_virtual(self, machine: Machine, jobs: int) -> None:
-        """Make the virtual runs, `jobs` at a time."""
-        simulator = Simulator(machine, self.plan.prepared.folders, self.folder / "weights", self._fail_fast)
-        self._simulate(lambda: self._left(virtual=True), self._announce, simulator, jobs)
-
-    def _simulate(
-        self, left: Callable[[], list[Run]], announce: Callable[[Sequence[Run]], None], simulator: Simulator, jobs: int
-    ) -> None:
+    def _simulate(self, left: Callable[[], list[Run]], simulator: Simulator, jobs: int) -> None:
         """Simulate the runs that are `left`, except those on engines whose costs could not be measured."""
         unknown = frozenset() if self.plan.study.noisy else simulator.machine.engines.disturbed
         if unknown:
@@ -228,7 +218,7 @@ class StudyRun:
             )
         self._note_unmeasured(left(), simulator.machine.engines)
         while (runs := [run for run in left() if carrier(run) not in unknown]) and not self._stopping():
-            announce(runs)
+            self._announce(runs)
             run_virtual(
                 runs, simulator, jobs=jobs, on_start=self.started, on_outcome=self.ended, stopping=self._stopping
             )
@@ -260,7 +250,8 @@ class StudyRun:
         if self.rule.grows:
             self.keep_plan()
         block = f", block {runs[0].repetition + 1}" if runs[0].repetition >= self.plan.study.repetitions else ""
-        self._reporter.phase(f"{_processes(runs)}{block}", len(runs))
+        name = "trials of tuning" if runs[0].trial is not None else f"{_processes(runs)}{block}"
+        self._reporter.phase(name, len(runs))
 
     def started(self, run: Run) -> None:
         """Note the time at which `run` began."""

@@ -210,21 +210,18 @@ def _check_paced(study: Study, cluster: Cluster, cells: list[_Cell], notes: list
 
 def _left_out(study: Study) -> list[str]:
     """Note the stated properties of workers and links that native runs leave out."""
-    options, notes = study.virtual, []
+    options = study.virtual
     named = [key for key in ("slowdown", "slow_windows", "slow_links") if getattr(options, key)]
     named += ["jitter"] if options.jitter in STATED else []
-    if "slowdown" in named and _by_speed(study):
-        named.remove("slowdown")
-        notes.append(
-            "native runs: slowdown is not injected, but still sizes the shards of balance: speed, which is right only "
-            "if the devices really differ so; --execution paced injects it"
-        )
-    if named:
-        notes.append(
-            f"native runs: {', '.join(named)} left out, for they go at the machine's own pace; "
-            "--execution paced injects them"
-        )
-    return notes
+    if not named:
+        return []
+    sized = (
+        ", except that slowdown sizes the shards of balance: speed" if "slowdown" in named and _by_speed(study) else ""
+    )
+    return [
+        f"native runs: {', '.join(named)} left out{sized}, for they go at the machine's own pace; --execution paced "
+        "injects them"
+    ]
 
 
 def _by_speed(study: Study) -> bool:

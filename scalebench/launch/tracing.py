@@ -13,8 +13,9 @@ from scalebench.errors import RunError, StudyError
 from scalebench.launch.machine import machine_for
 from scalebench.launch.model_check import look_at_model
 from scalebench.launch.mpirun import Launcher
-from scalebench.launch.planning import StudyPlan
+from scalebench.launch.planning import StudyPlan, is_oversubscribed
 from scalebench.records.provenance import redact
+from scalebench.records.rows import PACED_OVERRUN_LIMIT
 from scalebench.study.spec import Run
 from scalebench.training.outcome import Outcome
 from scalebench.training.timeline import HOROVOD_TIMELINE, Lane, Timeline, read_horovod, timeline_from
@@ -48,6 +49,8 @@ def trace(plan: StudyPlan, folder: Path) -> Timeline:
     if outcome.status != "completed":
         happened = {"timeout": "ran out of time", "interrupted": "was interrupted"}.get(outcome.status, outcome.status)
         raise RunError(f"the run {happened}: {outcome.error}")
+    overrun = max((worker.paced_overrun or 0.0 for worker in outcome.workers), default=0.0)
+    outcome.add_facts(oversubscribed=is_oversubscribed(run) or overrun > PACED_OVERRUN_LIMIT)
     timeline = timeline_from(run, outcome)
     about = redact(timeline.about, names=False)  # it can hold the path of a user's own model or cluster
     return replace(timeline, about=about, lanes=timeline.lanes + lanes)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -26,11 +25,6 @@ class Nodes(BaseModel):
     def of(self, ranks: int) -> dict[str, dict[str, Any]]:
         """The nodes of the first `ranks` ranks."""
         return {host: self.facts[host] for host in sorted(set(self.hosts[:ranks]))}
-
-    def cores_of(self, ranks: int) -> list[tuple[int, int]]:
-        """(ranks, usable cores) of each node that holds some of the first `ranks` ranks."""
-        held = Counter(self.hosts[:ranks])
-        return [(count, int(self.facts[host]["cpu"]["usable_cores"])) for host, count in held.items()]
 
     @classmethod
     def of_launch(cls, folder: Path) -> Nodes | None:
