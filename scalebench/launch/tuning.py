@@ -41,7 +41,9 @@ def trials_of(study: Study, runs: Sequence[Run]) -> list[Run]:
     """
     if study.tune is None:
         return []
-    points = [_checked(study, point) for point in search_points(study)]
+    points = search_points(study)
+    for point in points:
+        _check_training(study, point)
     cells = {(str(run.strategy), run.workers): run for run in runs if run.execution == "virtual"}
     trials = [
         _tuned(run, values).model_copy(
@@ -60,6 +62,9 @@ def trials_of(study: Study, runs: Sequence[Run]) -> list[Run]:
     ]
     if not trials:
         raise StudyError("tune.over: no strategy of the study has one of its keys")
+    for trial in trials:
+        check_optimizer(trial.optimizer)
+        registry.create(trial.strategy.name, trial.strategy.options, "virtual")
     order = np.random.default_rng([study.seed, _STREAM]).permutation(len(trials))
     return [named(trials[place].model_copy(update={"run_order": at})) for at, place in enumerate(order)]
 
@@ -115,11 +120,6 @@ def _values_of(strategy: str, point: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-def _options_of(name: str, point: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the values of `point` that are options of the strategy `name`, or of the optimizer."""
-    return {key.removeprefix(f"{name}."): value for key, value in point.items() if key.startswith(f"{name}.")}
-
-
 def _tuned(run: Run, values: Mapping[str, Any]) -> Run:
     update: dict[str, Any] = {"tuned": dict(values), "strategy": run.strategy, "optimizer": run.optimizer}
     for key, value in values.items():
@@ -133,20 +133,10 @@ def _tuned(run: Run, values: Mapping[str, Any]) -> Run:
     return run.model_copy(update=update)
 
 
-def _checked(study: Study, point: dict[str, Any]) -> dict[str, Any]:
-    """Return `point` if the study could have its values.
-
-    Raises:
-        StudyError: names the key.
-    """
+def _check_training(study: Study, point: Mapping[str, Any]) -> None:
+    """Raise StudyError, with its key, for a value of `point` that the study could not have."""
     training = {key: value for key, value in point.items() if key in TUNABLE}
     try:
         Study.model_validate(study.model_dump(exclude_unset=True) | {"tune": None} | training)
     except ValidationError as error:
         raise StudyError(explain(error, Study, "tune.over")) from None
-    if options := _options_of("optimizer", point):
-        check_optimizer(study.optimizer.model_copy(update={"options": study.optimizer.options | options}))
-    for component in study.strategies:
-        if options := _options_of(component.name, point):
-            registry.create(component.name, component.options | options, "virtual")
-    return point

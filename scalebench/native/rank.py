@@ -41,38 +41,29 @@ def main(path: Path) -> None:
     """Take part in every run of the job; a failure ends the launch, and the launcher starts the rest again."""
     end_with_launcher()
     job = Job.load(path)
-    if job.rendezvous:
-        _by_rendezvous(job)
-    else:
-        _by_mpi(job)
+    if not job.rendezvous:
+        from mpi4py import MPI
 
-
-def _by_mpi(job: Job) -> None:
-    from mpi4py import MPI
-
-    world = MPI.COMM_WORLD
-    if world.size != job.ranks:
-        error = apart(job.ranks, world.size, job.launcher, MPI.Get_library_version())
-        Death(REFUSED, error, rank=world.rank).save(job.folder)
-        world.Abort(1)
-    heart = Heartbeat(job.heartbeats, world.rank)
-    _finish_importing()
-    contact(world, heart)
-    _serve(job, world, heart)
-
-
-def _by_rendezvous(job: Job) -> None:
-    """Serve the job without MPI, with the rank numbers of Slurm; rank 0, which holds the store, leaves last."""
-    rank = int(os.environ["SLURM_PROCID"])
+        world = MPI.COMM_WORLD
+        if world.size != job.ranks:
+            error = apart(job.ranks, world.size, job.launcher, MPI.Get_library_version())
+            Death(REFUSED, error, rank=world.rank).save(job.folder)
+            world.Abort(1)
+        heart = Heartbeat(job.heartbeats, world.rank)
+        _finish_importing()
+        contact(world, heart)
+        _serve(job, world, heart)
+        return
+    rank = int(os.environ["SLURM_PROCID"])  # Slurm's number
     heart = Heartbeat(job.heartbeats, rank)
     _finish_importing()
     try:
-        world = meet(job.folder, heart, rank, job.ranks)
+        group = meet(job.folder, heart, rank, job.ranks)
     except EngineError as error:
         Death("failed", in_one_line(error), rank=rank).save(job.folder)
         raise
-    _serve(job, world, heart)
-    world.close()
+    _serve(job, group, heart)
+    group.close()  # rank 0, which holds the store, leaves last
 
 
 def _serve(job: Job, world: Control, heart: Heartbeat) -> None:

@@ -144,8 +144,7 @@ class Session:
 
         def on_epoch(epoch: int) -> None:
             ends.append(clock.mark)
-            if meter is not None:
-                meter.look()
+            meter.look()
 
         self.heart.enter(Phase.TRAINING)
         replica.on_batch = self.heart.begin_batch
@@ -155,7 +154,7 @@ class Session:
                 strategy,
                 warm=self.run.warmup_steps > 0,
                 measured_split=strategy.split_is_measured,
-                on_begin=meter.begin if meter is not None else None,
+                on_begin=meter.begin,
                 on_epoch=on_epoch,
             )
         except DivergedError as error:
@@ -166,9 +165,8 @@ class Session:
             report.laps = clock.laps
         report.paced_overrun = clock.overrun if isinstance(clock, PacedClock) else None
         event_log = copy.deepcopy(comm.event_log)  # evaluation communicates too
-        if meter is not None:
-            self.mpi.Barrier()  # the energy is that up to the last worker's end
-        energy = meter.end() if meter is not None else None
+        self.mpi.Barrier()  # the energy is that up to the last worker's end
+        energy = meter.end()
         self.heart.enter(Phase.EVALUATING)
         began = time.perf_counter()
         verdict = evaluate(replica, strategy, dataset)
@@ -186,7 +184,7 @@ class Session:
         self._save_weights(replica, verdict)
         found: list[Evaluation] = [item for share in evaluations for item in share]
         found.sort(key=lambda evaluation: (evaluation.epoch, evaluation.elapsed_s))
-        energy_j, energy_source = (total(energies) if meter is not None else None) or (None, None)
+        energy_j, energy_source = total(energies) or (None, None)
         facts = RunFacts.of(
             dataset,
             plan,
@@ -212,12 +210,11 @@ class Session:
             return None
         return BackgroundLoad(taken_by(self._family), of=self._family[0])
 
-    def _meter(self) -> Meter | None:
-        """The energy meter of a native run; a paced one sleeps while a device would work."""
-        if self.run.execution != "native":
-            return None
-        gpu = gpu_name(self.device) if self.device.type == "cuda" else None
-        return Meter(first_on_node=self.local_rank == 0, first=self.mpi.rank == 0, gpu=gpu)
+    def _meter(self) -> Meter:
+        """The energy meter; without counters in a paced run, which sleeps while a device would work."""
+        counts = self.run.execution == "native"
+        gpu = gpu_name(self.device) if counts and self.device.type == "cuda" else None
+        return Meter(first_on_node=counts and self.local_rank == 0, first=counts and self.mpi.rank == 0, gpu=gpu)
 
     def _diverged(self, said: str, states: list[OneSidedState], servers: list[RankServer]) -> Outcome | None:
         """The outcome of a run in which all workers stopped together; the launch continues with the next run."""

@@ -131,10 +131,11 @@ def progress_of(folder: Path) -> Progress:
             ended.append(place)
         else:
             remaining[group] += 1
+    rows = [attempts.row(place) for place in ended if attempts.status[place] != "completed"]
     failures = [
-        Failure(attempts.run_id[place], attempts.status[place], to_text(row["error"]))
-        for place in ended
-        if attempts.status[place] != "completed" and not _is_result(row := attempts.row(place))
+        Failure(row["run_id"], row["status"], to_text(row["error"]))
+        for row in rows
+        if not row["trial"] or row["status"] not in RESULTS_OF_A_TRIAL  # that trial is not tried again
     ]
     return Progress(
         study=to_text(newest[-1]["study"]) if newest else folder.name,
@@ -162,11 +163,6 @@ def _planned(folder: Path) -> tuple[list[tuple[str, str, str]] | None, int]:
     except (OSError, ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
         reason = " ".join(str(error).split())
     raise ResultsError(f"cannot read {path} ({reason}); delete it, `scalebench run` writes it again")
-
-
-def _is_result(row: dict[str, str]) -> bool:
-    """Return True for a trial of tuning that diverged or timed out, which is not tried again."""
-    return bool(row["trial"]) and row["status"] in RESULTS_OF_A_TRIAL
 
 
 def _group(row: dict[str, str]) -> str:

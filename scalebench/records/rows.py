@@ -9,6 +9,7 @@ from typing import Any
 
 from scalebench.records.schema import EpochRow, RunRow
 from scalebench.strategies import registry
+from scalebench.strategies.base import Strategy
 from scalebench.strategies.epoch_async import EpochAsync
 from scalebench.study.spec import Component, Run
 from scalebench.training.outcome import EpochReport, Evaluation, Outcome, RunFacts, WorkerReport
@@ -22,6 +23,7 @@ def rows_of(
 ) -> tuple[RunRow, list[EpochRow]]:
     """The run's row and its epochs' rows. Times are the slowest worker's, their parts means over workers."""
     facts, workers = outcome.facts, outcome.workers
+    strategy = registry.create(run.strategy.name, run.strategy.options, run.engine)
     train_s = max((worker.train_s for worker in workers), default=None)
     evaluations = sorted(outcome.evaluations, key=lambda evaluation: evaluation.elapsed_s)
     overrun = _mean(worker.paced_overrun for worker in workers)
@@ -38,7 +40,7 @@ def rows_of(
         "train_s": train_s,
         "hidden_comm_s": _mean(worker.hidden_comm_s for worker in workers),
         "straggler_factor": _straggler_factor(workers),
-        "worker_weights": _worker_weights(run, outcome),
+        "worker_weights": _worker_weights(strategy, run, outcome),
         "staleness_histogram": _histogram(workers, "staleness"),
         "lead_histogram": _histogram(workers, "lead_at_push"),
         "eval_s": outcome.eval_s,
@@ -53,8 +55,8 @@ def rows_of(
         "started_utc": started_utc,
     }
     parts = _parts(workers, train_s) | _reached(run, evaluations)
-    row = RunRow(**(_equally_named(run, facts) | _synchronisation(run) | measured | parts | provenance))
-    return row, _epoch_rows(run, outcome, attempt)
+    row = RunRow(**(_equally_named(run, facts) | _synchronisation(strategy, run) | measured | parts | provenance))
+    return row, _epoch_rows(strategy.synchronisation.every, run, outcome, attempt)
 
 
 def _equally_named(run: Run, facts: RunFacts) -> dict[str, Any]:
@@ -69,8 +71,8 @@ def _equally_named(run: Run, facts: RunFacts) -> dict[str, Any]:
     return values | {"tuned": run.tuned or None}
 
 
-def _synchronisation(run: Run) -> dict[str, Any]:
-    synchronisation = registry.create(run.strategy.name, run.strategy.options, run.engine).synchronisation
+def _synchronisation(strategy: Strategy, run: Run) -> dict[str, Any]:
+    synchronisation = strategy.synchronisation
     return {
         "strategy": run.strategy.name,
         "strategy_options": run.strategy.options,
@@ -114,12 +116,9 @@ def _straggler_factor(workers: list[WorkerReport]) -> float | None:
     return max(seconds or 0.0 for seconds in each) / mean if mean else None
 
 
-def _worker_weights(run: Run, outcome: Outcome) -> list[float] | None:
+def _worker_weights(strategy: Strategy, run: Run, outcome: Outcome) -> list[float] | None:
     merges = _merges(outcome)
-    if merges is None:
-        return None
-    strategy = registry.create(run.strategy.name, run.strategy.options, run.engine)
-    if not isinstance(strategy, EpochAsync):
+    if merges is None or not isinstance(strategy, EpochAsync):
         return None
     weights = strategy.final_weights(merges, run.epochs, [worker.samples for worker in outcome.workers])
     return [float(f"{weight:.6g}") for weight in weights]
@@ -131,12 +130,11 @@ def _merges(outcome: Outcome) -> list[list[int]] | None:
     return found if any(found) else None
 
 
-def _merge_positions(run: Run, outcome: Outcome, epoch: int) -> list[int] | None:
-    """Places of the merges after `epoch` among all merges, one per worker."""
+def _merge_positions(every: int, run: Run, outcome: Outcome, epoch: int) -> list[int] | None:
+    """Places of the merges after `epoch` among all merges, one per worker, if there is one `every` so many epochs."""
     merges = _merges(outcome)
     if merges is None:
         return None
-    every = registry.create(run.strategy.name, run.strategy.options, run.engine).synchronisation.every
     count, rest = divmod(epoch + 1, every)
     if rest:  # a partial interval is merged at the end of training or not at all
         return [own[-1] for own in merges] if epoch == run.epochs - 1 and len(merges[0]) > count else None
@@ -161,7 +159,7 @@ def _reached(run: Run, evaluations: list[Evaluation]) -> dict[str, Any]:
     }
 
 
-def _epoch_rows(run: Run, outcome: Outcome, attempt: int) -> list[EpochRow]:
+def _epoch_rows(every: int, run: Run, outcome: Outcome, attempt: int) -> list[EpochRow]:
     metrics = {evaluation.epoch: evaluation.metric for evaluation in outcome.evaluations}
     epochs = min((len(worker.epochs) for worker in outcome.workers), default=0)
     rows = []
@@ -183,7 +181,7 @@ def _epoch_rows(run: Run, outcome: Outcome, attempt: int) -> list[EpochRow]:
                 bytes_sent=_over(reports, "bytes_sent"),
                 mean_staleness=_over(reports, "mean_staleness"),
                 max_staleness=_over(reports, "max_staleness", max),
-                merge_positions=_merge_positions(run, outcome, reports[0].epoch),
+                merge_positions=_merge_positions(every, run, outcome, reports[0].epoch),
             )
         )
     return rows
