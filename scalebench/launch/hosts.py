@@ -195,9 +195,9 @@ def _answer(paths: Sequence[str]) -> None:
     while (unseen := [path for path in paths if not Path(path).exists()]) and time.monotonic() < deadline:
         time.sleep(0.1)
     if engines.launcher() == "srun":  # Slurm writes its own name of a node
-        given, ranks, name = slurm.cpus_here(), ("SLURM_PROCID",), os.environ.get("SLURMD_NODENAME")
+        given, ranks, name = slurm.cpus_here(), ["SLURM_PROCID"], os.environ.get("SLURMD_NODENAME")
     else:  # mpirun inside a job of Slurm leaves srun's number there, too
-        given, ranks, name = engines.cores(), ("PMIX_RANK", "OMPI_COMM_WORLD_RANK"), None
+        given, ranks, name = engines.cores(), ["PMIX_RANK", "OMPI_COMM_WORLD_RANK"], None
     facts = {
         "rank": next((os.environ[variable] for variable in ranks if os.environ.get(variable)), "0"),
         "name": name or platform.node(),

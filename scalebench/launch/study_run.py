@@ -105,11 +105,11 @@ class StudyRun:
         self.plan, self.folder = plan, store.folder
         self._store, self._reporter, self._interruption = store, reporter, interruption
         self._fail_fast, self._only_failed = fail_fast, only_failed
-        self.trials = StoppingRule.of_sweep(Sweep(plan.trials), None, store.tried())
+        self.trials = StoppingRule.of_sweep(Sweep(plan.trials), None, store.tried)
         self.rule = self._take_over()
         self.tally = Tally(self.folder, done_before=len(self._planned()) - len(self.left()))
         if only_failed:
-            self.trials, self.rule = (rule.of(store.failed()) for rule in (self.trials, self.rule))
+            self.trials, self.rule = (rule.of(store.failed) for rule in (self.trials, self.rule))
         self._provenance: dict[str, Any] = {}
         self._started_utc: dict[str, str] = {}
         self._references: list[float] = []  # reference steps beside the real runs, in seconds
@@ -127,15 +127,15 @@ class StudyRun:
         """Give the runs the values of the best trials, if all trials have ended, and their place after earlier rows."""
         if self.plan.trials and not self.trials.left():
             self.plan = with_chosen(self.plan, read_trials(self.folder))
-        self.plan = replace(self.plan, sweep=self.plan.sweep.continued(self._store.numbered()))
-        return StoppingRule.of_sweep(self.plan.sweep, self.plan.study.until, self._store.completed())
+        self.plan = replace(self.plan, sweep=self.plan.sweep.continued(self._store.numbered))
+        return StoppingRule.of_sweep(self.plan.sweep, self.plan.study.until, self._store.completed)
 
     def execute(self, jobs: int) -> None:
         """Make the runs that are left, `jobs` virtual ones at a time, until all have ended or a signal asks to stop."""
         self.collect_provenance()
         with suppress(AbandonedError):
-            charged = any(is_simulated(run_id) for run_id, _ in self._store.tried())
-            scaled = any(is_simulated(run_id) and not is_trial(run_id) for run_id, _ in self._store.completed())
+            charged = any(is_simulated(run_id) for run_id, _ in self._store.tried)
+            scaled = any(is_simulated(run_id) and not is_trial(run_id) for run_id, _ in self._store.completed)
             machine = self._machine(charged=charged)
             with self._interruption.runs_under_way():
                 if self.trials.left() and not self._tune(machine, jobs):

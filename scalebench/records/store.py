@@ -26,6 +26,10 @@ class Store:
     incomplete lines, and epoch rows without a run row, to `runs.csv.partial` and `epochs.csv.partial`. One process
     writes a folder at a time.
 
+    By (run_id, config_hash), `completed` has train_s of every completed run, and `tried` also of those that diverged or
+    timed out. `failed` are the run_ids whose latest attempt ended without completion, and `numbered` the (run_id,
+    run_order) of the rows found at opening, without warm-up runs and trials.
+
     Raises:
         ResultsError: the folder cannot be written, or its tables have another schema version.
     """
@@ -34,11 +38,11 @@ class Store:
         self.folder = Path(folder)
         self._runs = AppendOnlyTable(self.folder / RUNS, RunRow, fsync=fsync)
         try:
-            self._completed: dict[tuple[str, str], float | None] = {}
-            self._tried: dict[tuple[str, str], float | None] = {}
+            self.completed: dict[tuple[str, str], float | None] = {}
+            self.tried: dict[tuple[str, str], float | None] = {}
+            self.failed: set[str] = set()
+            self.numbered: list[tuple[str, int]] = []
             self._attempts: dict[str, int] = {}
-            self._failed: dict[str, str] = {}
-            self._numbered: list[tuple[str, int]] = []
             self._read_runs()
             self._epochs = AppendOnlyTable(self.folder / EPOCHS, EpochRow, fsync=fsync)
             self._set_aside_uncommitted()
@@ -58,22 +62,6 @@ class Store:
             self._epochs.take_back(before)
             raise
         self._remember(run.run_id, run.config_hash, run.attempt, run.status, run.train_s)
-
-    def completed(self) -> dict[tuple[str, str], float | None]:
-        """Return train_s by (run_id, config_hash) of every completed run."""
-        return dict(self._completed)
-
-    def tried(self) -> dict[tuple[str, str], float | None]:
-        """Return train_s by (run_id, config_hash) of every run that was completed, diverged or timed out."""
-        return dict(self._tried)
-
-    def failed(self) -> dict[str, str]:
-        """Return config_hash by run_id of the runs whose latest attempt ended without completion."""
-        return dict(self._failed)
-
-    def numbered(self) -> list[tuple[str, int]]:
-        """Return (run_id, run_order) of the rows found at opening, without warm-up runs and trials."""
-        return list(self._numbered)
 
     @property
     def set_aside(self) -> list[Path]:
@@ -111,18 +99,18 @@ class Store:
             train_s = float(row["train_s"]) if row["train_s"] else None
             self._remember(row["run_id"], row["config_hash"], attempts.attempt[place], row["status"], train_s)
             if row["run_order"].isdecimal() and row["warmup"].lower() != "true" and not row["trial"]:
-                self._numbered.append((row["run_id"], int(row["run_order"])))
+                self.numbered.append((row["run_id"], int(row["run_order"])))
 
     def _remember(self, run_id: str, config_hash: str, attempt: int, status: str, train_s: float | None) -> None:
         if attempt >= self._attempts.get(run_id, 0):
             self._attempts[run_id] = attempt
-            self._failed.pop(run_id, None)
+            self.failed.discard(run_id)
             if status != "completed":
-                self._failed[run_id] = config_hash
+                self.failed.add(run_id)
         if status == "completed":
-            self._completed[run_id, config_hash] = train_s
+            self.completed[run_id, config_hash] = train_s
         if status in RESULTS_OF_A_TRIAL:
-            self._tried[run_id, config_hash] = train_s
+            self.tried[run_id, config_hash] = train_s
 
     def _set_aside_uncommitted(self) -> None:
         start: int | None = None

@@ -57,10 +57,10 @@ def test_reopening_finds_completed_runs_and_attempts(folder):
     with Store(folder) as store:
         store.append(*attempt("c", status="failed"))
     with Store(folder) as store:
-        assert set(store.completed()) == {("a", "hash-a"), ("b", "hash-b")}
+        assert set(store.completed) == {("a", "hash-a"), ("b", "hash-b")}
         assert [store.next_attempt(name) for name in ("a", "c", "new")] == [2, 2, 1]
         store.append(*attempt("c", 2))
-        assert ("c", "hash-c") in store.completed()
+        assert ("c", "hash-c") in store.completed
         assert store.next_attempt("c") == 3
 
 
@@ -72,7 +72,7 @@ def test_truncation_at_any_byte_of_the_last_run_loses_only_that_run(folder, tmp_
         shutil.copytree(folder, cut)
         (cut / "runs.csv").write_bytes(whole[:-missing])
         with Store(cut, fsync=False) as store:
-            assert set(store.completed()) == {("a", "hash-a")}
+            assert set(store.completed) == {("a", "hash-a")}
             assert store.next_attempt("b") == 1
             store.append(*attempt("b"))
         assert (cut / "runs.csv").read_bytes() == whole
@@ -276,7 +276,7 @@ def test_append_keeps_the_column_order_of_the_file(folder):
         writer.writeheader()
         writer.writerows(old)
     with Store(folder) as store:
-        assert len(store.completed()) == 2
+        assert len(store.completed) == 2
         store.append(*attempt("c"))
     with (folder / "runs.csv").open(newline="", encoding="utf-8-sig") as file:
         new = list(csv.DictReader(file))
