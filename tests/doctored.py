@@ -13,7 +13,7 @@ from scalebench.records.progress import Planned, group_of, keep_planned
 from scalebench.records.provenance import name_of
 from scalebench.records.schema import EpochRow, RunRow
 from scalebench.records.store import Store
-from tests.records_factory import in_proportion, study_rows
+from tests.records_factory import in_proportion, keep_study, study_rows
 
 HOST, PACKAGES = "cafe", "beef"
 
@@ -66,7 +66,7 @@ class Doctored:
             for facts in self.provenance:
                 store.keep_provenance(facts)
             if self.study:
-                store.keep_study(self.study)
+                keep_study(store.folder, self.study)
         if self.calibration is not None:
             (folder / "calibration.json").write_text(json.dumps(self.calibration))
         planned = {

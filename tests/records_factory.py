@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import math
 import random
+from pathlib import Path
 from typing import Any
+
+import yaml
 
 from scalebench.records.limits import WITHIN
 from scalebench.records.schema import EpochRow, RunRow
@@ -20,6 +23,11 @@ ENGINES = {
 }
 SAMPLES, EPOCHS, STEP_S = 7185, 6, 3e-4
 SYNC_S = {"allreduce": 1.2e-4, "horovod": 1.0e-3, "ddp": 3e-4, "epoch_average": 3e-4, "epoch_async": 2e-4}
+
+
+def keep_study(folder: Path, resolved: dict[str, Any]) -> None:
+    """Write a study.yaml, which need not be one that can run."""
+    (folder / "study.yaml").write_text(yaml.safe_dump(resolved, sort_keys=False, allow_unicode=True), encoding="utf-8")
 
 
 def run_row(**changes: Any) -> RunRow:

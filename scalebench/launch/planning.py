@@ -47,10 +47,6 @@ class Preparation:
         except DataError as error:
             raise DataError(f"{what}: {error}") from None
 
-    def batch_sizes(self, epochs: int, workers: set[int]) -> set[int]:
-        """All batch sizes that occur at these worker counts."""
-        return set().union(*(self.plans[count].all_batch_sizes(epochs) for count in workers))
-
 
 @dataclass
 class StudyPlan:
@@ -78,10 +74,10 @@ class StudyPlan:
 
     def batch_sizes(self, workers: set[int]) -> set[int]:
         """All batch sizes of runs and trials at these worker counts."""
-        held_out = workers & self.validation.plans.keys()
-        return self.prepared.batch_sizes(self.study.epochs, workers) | self.validation.batch_sizes(
-            self.study.epochs, held_out
-        )
+        plans = [
+            made.plans[count] for made in (self.prepared, self.validation) for count in workers & made.plans.keys()
+        ]
+        return set().union(*(plan.all_batch_sizes(self.study.epochs) for plan in plans))
 
     @property
     def measures(self) -> bool:

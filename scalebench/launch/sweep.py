@@ -115,8 +115,8 @@ def expand(study: Study, cluster: Cluster, hosts: Hosts | None = None, *, timed:
         ClusterError: virtual runs without step times of their device, or more workers than the cluster holds.
     """
     sweep = Sweep([])
-    cells = [cell for component in study.strategies for cell in _cells(study, component, hosts, sweep.notes)]
-    cells = _distinct(cells)
+    found = [cell for component in study.strategies for cell in _cells(study, component, hosts, sweep.notes)]
+    cells = list({(cell.execution, cell.engine, str(cell.strategy), cell.workers): cell for cell in found}.values())
     sweep.notes += strategy_warnings(study, cells, cluster, hosts)
     if not cells:
         raise StudyError(f"nothing to run: {'; '.join(sweep.notes) or 'no strategy fits the worker counts'}")
@@ -226,13 +226,6 @@ def _left_out(study: Study) -> list[str]:
 
 def _by_speed(study: Study) -> bool:
     return study.partition.options.get("balance") == "speed"
-
-
-def _distinct(cells: list[_Cell]) -> list[_Cell]:
-    seen: dict[str, _Cell] = {}
-    for cell in cells:
-        seen.setdefault(f"{cell.execution} {cell.engine} {cell.strategy} {cell.workers}", cell)
-    return list(seen.values())
 
 
 def _ordered(study: Study, cells: list[_Cell]) -> list[Run]:

@@ -29,7 +29,7 @@ from scalebench.pricing.calibration_file import Calibration
 from scalebench.records.progress import Planned, begun_in, keep_planned
 from scalebench.records.store import Store
 from scalebench.study.load import load_study
-from tests.records_factory import study_rows
+from tests.records_factory import keep_study, study_rows
 
 PLANTED = "hf_s3cr3t-0123456789"
 PROVENANCE = {
@@ -69,7 +69,7 @@ def study(tmp_path, monkeypatch):
     def make(study: dict[str, object] | None = None, *, error: str = "", **changes: object) -> Path:
         folder = home / "results" / "mine"
         with Store(folder, fsync=False) as store:
-            store.keep_study(STUDY | (study or {}))
+            keep_study(store.folder, STUDY | (study or {}))
             store.keep_provenance(PROVENANCE)
             for run, epochs in study_rows(workers=(1, 2), native_workers=(1,), repetitions=2):
                 said = {"study": "mine", "started_utc": f"2026-11-21T08:{run.run_order:02d}:00.000+00:00", **changes}

@@ -8,14 +8,14 @@ import pytest
 
 from scalebench.analysis import Results, load
 from scalebench.records.store import Store
-from tests.records_factory import study_rows
+from tests.records_factory import keep_study, study_rows
 
 
 @pytest.fixture
 def results(tmp_path) -> Results:
     folder: Path = tmp_path / "results" / "synthetic"
     with Store(folder, fsync=False) as store:
-        store.keep_study({"name": "synthetic", "description": 'a "quoted" <b>name</b>, £ and \\'})
+        keep_study(store.folder, {"name": "synthetic", "description": 'a "quoted" <b>name</b>, £ and \\'})
         for run, epochs in study_rows(workers=(1, 4), native_workers=(1,), repetitions=3):
             changes = {"started_utc": "2026-11-21T08:56:38.142+00:00", "target_metric": 0.99, "git_dirty": False}
             if run.strategy == "epoch_average":

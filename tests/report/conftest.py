@@ -12,7 +12,7 @@ from scalebench.analysis import Results, load
 from scalebench.records.schema import EpochRow, RunRow
 from scalebench.records.store import Store
 from scalebench.report.page import write_report
-from tests.records_factory import study_rows
+from tests.records_factory import keep_study, study_rows
 from tests.report.chromium import Browser, chromium
 
 Rows = Iterable[tuple[RunRow, Sequence[EpochRow]]]
@@ -28,7 +28,9 @@ def keep(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Results]:
         with Store(folder, fsync=False) as store:
             for run, epochs in rows:
                 store.append(run, epochs)
-            store.keep_study({"name": "synthetic", "description": "What is known beforehand.", "workers": [1, 2]})
+            keep_study(
+                store.folder, {"name": "synthetic", "description": "What is known beforehand.", "workers": [1, 2]}
+            )
             store.keep_provenance(FACTS)
         return load(folder)
 

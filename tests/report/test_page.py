@@ -17,7 +17,7 @@ from scalebench.cli.report import report
 from scalebench.errors import ResultsError
 from scalebench.records.store import Store
 from scalebench.report.page import write_report
-from tests.records_factory import run_row, study_rows
+from tests.records_factory import keep_study, run_row, study_rows
 
 VOID = {"meta", "link", "br", "hr", "img", "input"}
 NASTY = [
@@ -166,7 +166,7 @@ def nasty(tmp_path_factory) -> Path:
             options = {"strategy": text, "strategy_options": {text: text}}
             store.append(run_row(run_id=f"run-{number}", **same, **options))
         store.append(run_row(run_id="f", status="failed", error=" ".join(NASTY), train_s=None, **same))
-        store.keep_study({"name": NASTY[0], "description": " ".join(NASTY)})
+        keep_study(store.folder, {"name": NASTY[0], "description": " ".join(NASTY)})
         store.keep_provenance({text: {text: [text]} for text in NASTY} | {"packages": {NASTY[0]: NASTY[1]}})
     return folder
 
@@ -194,7 +194,9 @@ def test_report_holds_no_home_or_secret(tmp_path, monkeypatch):
     with Store(tmp_path / "study", fsync=False) as store:
         store.append(run_row())
         store.append(run_row(run_id="lost", status="failed", error=leak, train_s=None))
-        store.keep_study({"name": "x", "description": leak, "dataset": {"npz": {"path": "/home/alice/data.npz"}}})
+        keep_study(
+            store.folder, {"name": "x", "description": leak, "dataset": {"npz": {"path": "/home/alice/data.npz"}}}
+        )
         store.keep_provenance({"cpu": {"model": leak}, "environment": {"OMP_PLACES": leak}})
     text = write_report(tmp_path / "study", tmp_path / "r.html").read_text()
     (link,) = [item["href"] for item in Reader(text).named("a") if "download" in item]
