@@ -11,6 +11,7 @@ from typing import Any, Literal
 
 import numpy as np
 import pandas as pd
+from numpy.typing import NDArray
 from pydantic import BaseModel
 
 from scalebench.errors import ResultsError, reading
@@ -61,9 +62,15 @@ def read_table(path: Path, row_type: type[BaseModel]) -> pd.DataFrame:
     _check_cells(path, table, row_type)
     if row_type is RunRow:
         check_version(path, set(map(str, table["schema_version"].unique())))
-        _check_engines(path, table)
-        _check_start_times(path, table["started_utc"])
-        _check_tuned(path, table["tuned"])
+        simulated, is_virtual = table["execution"].isin(("virtual", "modelled")), table["engine"] == "virtual"
+        no_objects = {text for text in table["tuned"].dropna().unique() if not _is_object(text)}
+        for name, bad, expected in (
+            ("engine", simulated & ~is_virtual, "virtual for this execution"),
+            ("engine", is_virtual & ~simulated, "a native engine for this execution"),
+            ("started_utc", _are_no_times(table["started_utc"]), "ISO 8601 (2026-11-20T12:00:00+00:00)"),
+            ("tuned", table["tuned"].isin(no_objects), "a JSON object"),
+        ):
+            _refuse(path, table, name, bad, expected)
         check_completed(path, table, row_type, table["status"] == "completed", table["metric_name"])
         _check_parts(path, table)
     return table[columns(row_type)]
@@ -140,27 +147,12 @@ def _check_cells(path: Path, table: pd.DataFrame, row_type: type[BaseModel]) -> 
             _refuse(path, table, name, out_of_range(name, table[name]).fillna(False), expected)
 
 
-def _check_engines(path: Path, table: pd.DataFrame) -> None:
-    simulated = table["execution"].isin(("virtual", "modelled"))
-    is_virtual = table["engine"] == "virtual"
-    _refuse(path, table, "engine", simulated & ~is_virtual, "virtual for this execution")
-    _refuse(path, table, "engine", is_virtual & ~simulated, "a native engine for this execution")
-
-
-def _check_start_times(path: Path, moments: pd.Series[str]) -> None:
-    """Refuse dates reformatted by a spreadsheet, whose runs would silently have no start."""
+def _are_no_times(moments: pd.Series[str]) -> NDArray[np.bool_]:
+    """Return where dates were reformatted, as by a spreadsheet, so that their runs would silently have no start."""
     given = moments.notna().to_numpy(dtype=bool)
     read = pd.to_datetime(moments, utc=True, errors="coerce", format="ISO8601").notna().to_numpy(dtype=bool)
     dashed = (moments.str.slice(4, 5) == "-").to_numpy(dtype=bool, na_value=False)  # 46348 is a spreadsheet's day
-    expected = "ISO 8601 (2026-11-20T12:00:00+00:00)"
-    _refuse(path, moments.to_frame("started_utc"), "started_utc", given & ~(read & dashed), expected)
-
-
-def _check_tuned(path: Path, texts: pd.Series[str]) -> None:
-    """Refuse cells that do not say which keys were tuned."""
-    wrong = {text for text in texts.dropna().unique() if not _is_object(text)}
-    bad = texts.isin(wrong)
-    _refuse(path, texts.to_frame("tuned"), "tuned", bad, "a JSON object")
+    return given & ~(read & dashed)
 
 
 def _is_object(text: str) -> bool:
