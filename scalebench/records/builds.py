@@ -69,25 +69,23 @@ def configure_options(line: str) -> list[str]:
 
 def torch() -> dict[str, Any] | None:
     """Return version, commit, CUDA or HIP, build settings and communication backends of torch."""
-    folder = _folder_of("torch")
-    text = text_of(folder / "version.py") if folder else ""
-    found = re.findall(r"^(__version__|cuda|hip|git_version)\b[^=]*= *'([^']*)'", text, flags=re.MULTILINE)
-    if folder is None or not found:
+    if find_spec("torch") is None:
         return None
-    facts: dict[str, Any] = {name.strip("_"): value for name, value in found}
-    return facts | _torch_build()
-
-
-def _torch_build() -> dict[str, Any]:
-    """Return facts for which torch has to be imported."""
     import torch as library
     from torch import distributed
 
+    version = library.version
+    facts = {
+        "version": str(library.__version__),
+        "cuda": version.cuda,
+        "hip": version.hip,
+        "git_version": version.git_version,
+    }
     text = library.__config__.show()
     settings = dict(re.findall(r"\b((?:USE|BLAS|LAPACK|BUILD)_\w+)=([\w.+-]*)", text))
     lines = [line.strip(" -") for line in text.splitlines()[1:]]
     has = distributed.is_available()
-    return {
+    return {name: fact for name, fact in facts.items() if fact} | {
         "compiler": lines[0] if lines else None,
         "libraries": [line for line in lines if re.match(r"Intel|OpenMP|CuDNN|CUDA Runtime|Magma", line)],
         "settings": settings,
