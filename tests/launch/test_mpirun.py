@@ -18,6 +18,7 @@ from scalebench.comm import engines
 from scalebench.data.catalog import prepare
 from scalebench.errors import EngineError
 from scalebench.launch.mpirun import Launcher, warm_ups
+from scalebench.launch.planning import is_oversubscribed
 from scalebench.launch.processes import environment, launch_command
 from scalebench.native.heartbeat import Phase, read_heartbeats
 from scalebench.study.spec import Component, Run
@@ -267,7 +268,7 @@ def test_completed_run_has_all_times_and_counts(swept):
     assert min(worker.wait_s for worker in outcome.workers) < max(worker.train_s for worker in outcome.workers) / 2
     assert [evaluation.epoch for evaluation in outcome.evaluations] == [0, 1]
     assert outcome.facts.nodes == 1
-    assert outcome.facts.oversubscribed is (engines.cores() < 2)
+    assert is_oversubscribed(make_run("before")) is (engines.cores() < 2)
     assert swept.outcomes["alone"].workers[0].wait_s == 0.0
 
 
