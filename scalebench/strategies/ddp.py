@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from contextlib import nullcontext
-from typing import TYPE_CHECKING, Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
 from pydantic import Field, model_validator
 
@@ -19,9 +19,6 @@ from scalebench.strategies.compression import (
 )
 from scalebench.strategies.registry import register
 from scalebench.strategies.replica_state import broadcast_bytes_
-
-if TYPE_CHECKING:
-    pass
 
 _MIB = 1 << 20
 _TORCHS_CAP = 25.0  # MiB
