@@ -122,6 +122,7 @@ def evaluate(replica: Replica, strategy: Strategy, dataset: Dataset) -> Evaluati
     some = np.linspace(0, dataset.n_train - 1, min(dataset.n_test, dataset.n_train)).astype(int)
     evaluations: list[Evaluation] = []
     final: Tensor | None = None
+    test: tuple[Tensor, Tensor] | None = None
     for snapshot in replica.snapshots:
         vector = snapshot.vector
         for buffer, then in zip(floating_buffers(replica), snapshot.buffers, strict=bool(snapshot.buffers)):
@@ -133,21 +134,21 @@ def evaluate(replica: Replica, strategy: Strategy, dataset: Dataset) -> Evaluati
             vector = consensus if replica.rank == 0 else None
         last = snapshot.epoch == replica.epochs - 1
         if vector is not None:
-            metric = _metric(replica, vector, dataset.x_test, dataset.y_test)
+            test = test or _on_device(replica, dataset.x_test, dataset.y_test)
+            replica.parameters.copy_(vector)
+            metric = evaluate_model(replica.model, *test, replica.task)
             evaluation = Evaluation(snapshot.epoch, snapshot.elapsed_s, metric)
             if last:
-                evaluation.train_metric = _metric(replica, vector, dataset.x_train[some], dataset.y_train[some])
+                seen = _on_device(replica, dataset.x_train[some], dataset.y_train[some])
+                evaluation.train_metric = evaluate_model(replica.model, *seen, replica.task)
             evaluations.append(evaluation)
         if last:
             final = vector
     return EvaluationResult(evaluations, final if replica.rank == 0 else None)
 
 
-def _metric(replica: Replica, vector: Tensor, x: NDArray[Any], y: NDArray[Any]) -> float:
-    """Return the metric of the weights `vector`, with the replica's model as scratch space."""
+def _on_device(replica: Replica, x: NDArray[Any], y: NDArray[Any]) -> tuple[Tensor, Tensor]:
+    """Return samples as the replica's model takes them."""
     inputs = torch.tensor(x, dtype=replica.dtype, device=replica.device)
     targets = torch.tensor(y, device=replica.device)
-    if replica.task != "classification":
-        targets = targets.to(replica.dtype)
-    replica.parameters.copy_(vector)
-    return evaluate_model(replica.model, inputs, targets, replica.task)
+    return inputs, targets if replica.task == "classification" else targets.to(replica.dtype)
