@@ -122,7 +122,7 @@ def test_recalibrated_study_names_the_calibration_that_charges_it(machine, invok
 def test_check_recommends_recalibrate_for_a_disturbed_calibration(machine, invoke):
     machine.taken = 0.5
     invoke(*RUN)
-    named = "`scalebench recalibrate` on a quieter machine gives virtual runs new times without training"
+    named = "`scalebench recalibrate`, on a machine that nobody else uses"
     ignored = ("check", "results/mine", "--ignore", "reduction-base")
     assert named in " ".join(invoke(*ignored).split())
     machine.taken = 0.0

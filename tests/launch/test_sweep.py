@@ -161,7 +161,7 @@ def test_daso_is_checked_with_workers_per_node(monkeypatch):
     with pytest.raises(StudyError, match="devices_per_node 4 asks for more groups than a node has devices"):
         sweep(**four, execution="virtual")
     assert points(sweep(**four, execution="native").runs) == {("native", "mpi", "daso-fixed", 8)}
-    with pytest.raises(StudyError, match="one node of 8 devices holds them all"):
+    with pytest.raises(StudyError, match="do not fill 2 or more whole nodes of 8 devices"):
         sweep(**values, strategies=["daso-fixed"], execution="native")
     nodes = Hosts(tuple(Host(name, 2, 2, 2) for name in ("n0", "n1", "n2", "n3")))
     assert sweep(nodes, **values, strategies=["daso-fixed"], execution="native").runs
