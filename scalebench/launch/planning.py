@@ -68,6 +68,7 @@ class StudyPlan:
         return [
             *self.sweep.notes,
             *why_oversubscribed(self.sweep.runs),
+            *beyond_the_slots(self.sweep.runs),
             *between_nodes(self.sweep.runs, self.cluster),
             *self.prepared.notes,
         ]
@@ -176,6 +177,24 @@ def why_oversubscribed(runs: Iterable[Run]) -> list[str]:
     return [
         f"oversubscribed on {here.cores} core{'s' * (here.cores > 1)}{places}, so drawn but never a baseline nor "
         f"fitted: {'; '.join([', '.join(points), *sorted(reasons)])}"
+    ]
+
+
+def beyond_the_slots(runs: Iterable[Run]) -> list[str]:
+    """Note the points of `runs` that take more processes than an allocation of several nodes has slots."""
+    if len(reachable().hosts) == 1:
+        return []
+    slots, taken = reachable().slots, {}
+    for run in runs:
+        servers = server_ranks(run) if run.engine != "virtual" else 0
+        if run.engine != "virtual" and (needed := run.workers + servers) > slots:
+            beside = f" ({counted(servers, 'server')} beside the workers)" if servers else ""
+            taken[f"{run.strategy} at {run.workers} workers takes {needed} processes{beside}"] = needed
+    if not taken:
+        return []
+    return [
+        f"the allocation has {counted(slots, 'slot')}, and {'; '.join(taken)}: what exceeds the slots shares a node's "
+        f"cores with others; ask for {max(taken.values())} tasks to avoid it"
     ]
 
 

@@ -10,6 +10,7 @@ from scalebench.cluster.load import load_cluster
 from scalebench.comm import engines
 from scalebench.launch import hosts, planning, processes, sweep
 from scalebench.launch.hosts import Host, Hosts
+from scalebench.launch.planning import beyond_the_slots
 from scalebench.launch.processes import launch_command
 from scalebench.study.spec import Study
 from tests.conftest import needs_mpi
@@ -65,6 +66,18 @@ def test_native_points_reach_over_the_hosts(three):
     study = Study(name="spread", workers="1..64", strategies=["allreduce"], dataset="wine", execution="auto")
     runs = sweep.expand(study, load_cluster("this-machine"), timed=False).runs
     assert max(run.workers for run in runs if run.engine == "mpi") == 2
+
+
+@needs_mpi
+def test_the_slot_of_a_server_is_named_when_planning(three):
+    study = Study(name="s", workers="3", strategies=["ssp", "allreduce"], dataset="wine", execution="native")
+    runs = sweep.expand(study, load_cluster("this-machine")).runs
+    (said,) = beyond_the_slots(runs)
+    assert said == (
+        "the allocation has 3 slots, and ssp at 3 workers takes 4 processes (1 server beside the workers): what "
+        "exceeds the slots shares a node's cores with others; ask for 4 tasks to avoid it"
+    )
+    assert not beyond_the_slots(run for run in runs if run.strategy.name == "allreduce")
 
 
 def test_ranks_on_other_hosts_get_by_name_what_a_run_sets(three, monkeypatch):
