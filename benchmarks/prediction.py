@@ -1,12 +1,16 @@
-"""Seconds of predicting all strategies at 1 to 65,536 workers, of a what-if of 10,000 cells, and of modelled runs.
+"""Seconds of predicting all strategies at 1 to 65,536 workers, of a what-if of 10,000 cells, of modelled runs, and of
+new times for a study of 108 runs, none of which is trained again.
 
     python benchmarks/prediction.py
 
-Goals: 2 s, 5 s, and 60 s for 4,096 asynchronous workers x 90 epochs on the event engine.
+Goals: 2 s, 5 s, 60 s for 4,096 asynchronous workers x 90 epochs on the event engine, and 5 s.
 """
 
 from __future__ import annotations
 
+import subprocess
+import sys
+import tempfile
 import time
 
 import numpy as np
@@ -92,8 +96,23 @@ def modelled(strategy: str, workers: int, epochs: int) -> None:
     print(f"{strategy}, {workers:,} workers x {epochs} epochs, {outcome.status}: {took}")
 
 
+def repriced() -> None:
+    """Print the seconds of `scalebench recalibrate` for three repetitions of `serial` and five strategies at 1 to 64 workers."""
+    names = ("serial", "allreduce", "horovod", "ddp", "local_sgd", "epoch_average")
+    strategies = [f"--strategy={name}" for name in names]
+    with tempfile.TemporaryDirectory(prefix="scalebench-benchmark-") as folder:
+        command = [sys.executable, "-m", "scalebench", "--quiet"]
+        machine = ["--cluster", "juwels-booster", "--device-step-time", "0.001", "--set", "virtual.jitter=lognormal"]
+        study = ["--name", "mine", "--workers", "1..64", "--execution", "virtual", *machine, "--output", folder]
+        subprocess.run([*command, "run", *study, *strategies], check=True, stdout=subprocess.DEVNULL)
+        began = time.perf_counter()
+        subprocess.run([*command, "recalibrate", f"{folder}/mine", "--jitter", "none"], check=True)
+        print(f"new times for 108 runs: {time.perf_counter() - began:.1f} s")
+
+
 if __name__ == "__main__":
     grid()
     planes()
     modelled("epoch_average", 1024, 90)
     modelled("epoch_async", 4096, 90)
+    repriced()
