@@ -93,6 +93,7 @@ def test_trace_file_of_a_real_run_is_valid_for_viewers(tmp_path: Path, strategy:
         assert len(found["server"]) >= 2 * 9
 
 
+@pytest.mark.thorough
 @pytest.mark.skipif(engines.available("horovod") is not None, reason="no Horovod here")
 def test_horovod_timeline_is_included(tmp_path: Path) -> None:
     _, document = trace(tmp_path, "--strategy", "horovod", "--workers", "2", "--execution", "native", "--epochs", "1")

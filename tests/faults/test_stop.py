@@ -125,6 +125,7 @@ def test_fail_fast_begins_no_run_after_the_first_failure(place, jobs):
     assert rows(place, "all") == 32
 
 
+@pytest.mark.thorough
 def test_fail_fast_begins_no_real_run_after_the_first_failure(place):
     """`--jobs` is of virtual runs: real ones come one after another, and the first that fails is the last."""
     if reason := engines.available("mpi"):

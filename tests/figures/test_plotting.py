@@ -81,6 +81,7 @@ def test_same_records_give_same_bytes(results, plots, tmp_path):
     assert again == {name: digest for name, digest in digests(plots).items() if name in again}
 
 
+@pytest.mark.thorough
 def test_several_processes_draw_the_same_bytes(results, plots, tmp_path):
     names = ["time-reduction", "strong-scaling", "agreement"]
     drawn = plot_folder(results.folder, tmp_path, PlotRequest(names=tuple(names), formats=("svg",)), jobs=2)
