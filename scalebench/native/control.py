@@ -15,8 +15,8 @@ _SIGNATURE_BYTES = 32
 _ABORT_DELAY_S = 1.0  # in which the launcher notices, and names, the peer whose death broke a connection
 
 
-class Pending(Protocol):
-    """A collective operation that has begun."""
+class PendingBarrier(Protocol):
+    """A barrier that has begun."""
 
     def Test(self) -> bool: ...  # noqa: N802
 
@@ -32,7 +32,7 @@ class Control(Protocol):
     def gather(self, sendobj: Any) -> list[Any] | None: ...
     def allgather(self, sendobj: Any) -> list[Any]: ...
     def Barrier(self) -> None: ...  # noqa: N802
-    def Ibarrier(self) -> Pending: ...  # noqa: N802
+    def Ibarrier(self) -> PendingBarrier: ...  # noqa: N802
     def Split(self, color: int, key: int) -> Control: ...  # noqa: N802
     def Abort(self, errorcode: int) -> None: ...  # noqa: N802
 
