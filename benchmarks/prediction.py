@@ -97,7 +97,7 @@ def modelled(strategy: str, workers: int, epochs: int) -> None:
 
 
 def repriced() -> None:
-    """Print the seconds of `scalebench recalibrate` for three repetitions of `serial` and five strategies at 1 to 64 workers."""
+    """Print the seconds of `scalebench recalibrate` for three repetitions of six strategies at 1 to 64 workers."""
     names = ("serial", "allreduce", "horovod", "ddp", "local_sgd", "epoch_average")
     strategies = [f"--strategy={name}" for name in names]
     with tempfile.TemporaryDirectory(prefix="scalebench-benchmark-") as folder:
