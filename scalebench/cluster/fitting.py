@@ -27,9 +27,7 @@ from scalebench.errors import ClusterError
 from scalebench.formatting import digits, seconds
 
 NODE_COUNTS = 3  # above one, of which congestion can be told from latency and bandwidth
-MOST_GROWTH = (
-    0.2  # per doubling of nodes, up to which an interval reaches where congestion is not fitted: an assumption
-)
+MOST_GROWTH = 0.2  # per doubling of nodes, in intervals where congestion is not fitted; an assumption
 PER_DOUBLING = 0.05  # standard deviation of ln T for each doubling beyond the measured sizes and counts; an assumption
 _LINEAR = sorted(set(ALLREDUCE) - {"nccl"})  # algorithms whose cost is linear in latency and seconds per byte
 _OF_ENGINES = ("ring", "rabenseifner", "recursive_doubling", "tree")  # allreduce of MPI libraries and gloo

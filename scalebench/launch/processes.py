@@ -63,9 +63,8 @@ def launch_command(
     if len(hosts.hosts) > 1:
         passed = {name for name in os.environ if _PASSED.fullmatch(name)} - _OURS | {*_THREADS, *settings}
         command += [word for name in sorted(passed) for word in ("-x", name)]
-    if (
-        width and ranks > hosts.slots
-    ):  # the first ranks, workers, are spread over the hosts; servers, the last, share them
+    if width and ranks > hosts.slots:
+        # The first ranks, workers, are spread over the hosts; servers, the last, share them.
         command += ["--map-by", f"slot:PE={width}:OVERSUBSCRIBE", "--rank-by", "node"]
     else:
         command += ["--map-by", {0: ":OVERSUBSCRIBE", 1: "core"}.get(width, f"slot:PE={width}")]
