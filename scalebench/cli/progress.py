@@ -60,7 +60,7 @@ class Watcher:
         if outcome.failed(run) or (outcome.status != "completed" and self._level > 0):
             self._print(f"{outcome.status}: {run.run_id}: {outcome.error}")
         elif self._level > 0:
-            self._print(f"done {run.run_id}: {max(worker.train_s for worker in outcome.workers):.3f} s")
+            self._print(f"done {run.run_id}: {outcome.train_s:.3f} s")
 
     def _print(self, text: str) -> None:
         self._progress.console.print(text, highlight=False, markup=False, soft_wrap=True)

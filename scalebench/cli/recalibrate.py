@@ -10,6 +10,7 @@ from scalebench.cli.options import jobs_option, results_argument, study_folder, 
 from scalebench.cli.study_options import study_options
 from scalebench.formatting import counted
 from scalebench.records.folder import STUDY
+from scalebench.system.parent_watch import start_forkserver
 
 
 @click.command()
@@ -41,6 +42,7 @@ def recalibrate(
     Runs whose arithmetic does not depend on time are replayed without training; servers and asynchronous strategies are
     trained again. Losses and metrics stay. By a calibration the rows are further attempts: the latest attempt counts.
     """
+    start_forkserver()  # imports torch while this process does
     from scalebench.cli.progress import watching
     from scalebench.cli.run_common import enter_first_folder
     from scalebench.comm.engines import cores

@@ -11,7 +11,6 @@ all runs have their times, so that an interrupted command changes nothing.
 
 from __future__ import annotations
 
-import math
 import shutil
 import tempfile
 from collections.abc import Iterator, Sequence
@@ -21,9 +20,9 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pandas as pd
 
 from scalebench.analysis.loading import Results, load
-from scalebench.data.dataset import open_dataset
 from scalebench.errors import ResultsError, writing
 from scalebench.launch.machine import at_the_speed_of, machine_for
 from scalebench.launch.planning import StudyPlan
@@ -32,17 +31,14 @@ from scalebench.launch.study_run import StudyRun
 from scalebench.launch.tuning import with_chosen
 from scalebench.pricing.calibration_file import read_calibration
 from scalebench.pricing.machine import Machine
-from scalebench.pricing.price import NotLockStepError
-from scalebench.pricing.recording import Recordings
 from scalebench.records.folder import CALIBRATION, EPOCHS, PLANNED, PROVENANCE, RUNS, STUDY
 from scalebench.records.lock import folder_lock
 from scalebench.records.store import Store, drop_simulated
 from scalebench.records.study_file import replace_study
 from scalebench.study.spec import Run
 from scalebench.system.interruption import Interruption
-from scalebench.system.parent_watch import start_forkserver
 from scalebench.training.outcome import Evaluation, Outcome
-from scalebench.virtual.engine import replay, replays
+from scalebench.virtual.engine import replays
 from scalebench.virtual.pool import Simulator, run_virtual
 from scalebench.virtual.replay import Trace
 
@@ -86,21 +82,20 @@ def recalibrate(
     runs = [run for run, _ in pairs]
     options = {"noisy": noisy or plan.study.noisy, "calibration": calibration or plan.study.calibration}
     charged = replace(plan, study=plan.study.model_copy(update=options))
-    start_forkserver()
     with folder_lock(folder), Interruption() as interruption, tempfile.TemporaryDirectory() as scratch:
         reporter.phase("calibration", 0)
         machine = _machine(charged, runs, results, Path(scratch), reporter, keeps=before is not None)
         reporter.phase("virtual workers, charged anew", len(runs))
-        recordings = Recordings()
-        outcomes = {
-            run.run_id: outcome
-            for run, row in sorted(pairs, key=lambda pair: _point(pair[0]))  # repetitions share their schedules
-            if _same_batches(plan, before, run) and (outcome := _replayed(run, plan, machine, results, row, recordings))
+        epochs = dict(list(results.epochs.sort_values("epoch").groupby("run_id")))
+        traces = {
+            run.run_id: _trace(run, row, epochs[row.name])
+            for run, row in pairs
+            if replays(run) and _same_batches(plan, before, run)
         }
-        again = [run for run in runs if run.run_id not in outcomes]
+        outcomes: dict[str, Outcome] = {}
         run_virtual(
-            again,
-            Simulator(machine, plan.prepared.folders, folder / "weights"),
+            runs,
+            Simulator(machine, plan.prepared.folders, folder / "weights", traces=traces),
             jobs=jobs,
             on_start=reporter.started,
             on_outcome=lambda run, outcome: outcomes.update({run.run_id: outcome}),
@@ -118,7 +113,8 @@ def recalibrate(
         if (Path(scratch) / CALIBRATION).exists():
             shutil.move(Path(scratch) / CALIBRATION, folder / CALIBRATION)
         _write(plan, folder, reporter, interruption, runs, outcomes)
-    return Recalibrated(len(runs) - len(again), len(again), earlier)
+    replayed = sum(outcome.eval_s == 0.0 for outcome in outcomes.values())  # nothing was evaluated
+    return Recalibrated(replayed, len(runs) - replayed, earlier)
 
 
 def _pairs(plan: StudyPlan, before: StudyPlan, results: Results) -> Iterator[tuple[Run, Any]]:
@@ -160,33 +156,8 @@ def _machine(
     return at_the_speed_of(study, machine, references.tolist(), scratch)
 
 
-def _replayed(
-    run: Run, plan: StudyPlan, machine: Machine, results: Results, row: Any, recordings: Recordings
-) -> Outcome | None:
-    """Replay the run with new times; None if it has to be trained, or sends other bytes than its `row` records."""
-    if not replays(run):
-        return None
-    dataset, trace = open_dataset(plan.prepared.folders[run.workers]), _recorded(run, row, results)
-    try:
-        outcome = replay(run, dataset, machine, trace, recordings)
-        steady = run.model_copy(update={"virtual": run.virtual.model_copy(update={"jitter": "none"})})
-        if run.also_without_jitter:
-            found = replay(steady, dataset, machine, trace, recordings)
-            outcome.add_facts(train_s_no_jitter=max(report.train_s for report in found.workers))
-    except (NotLockStepError, RuntimeError):  # RuntimeError: the strategy reads values of tensors
-        return None
-    if outcome.status != "completed":
-        return None
-    sent = sum(report.bytes_sent for report in outcome.workers) / run.workers
-    same = outcome.workers[0].syncs == int(str(row["syncs"])) and math.isclose(
-        sent, float(str(row["bytes_sent_per_worker"]))
-    )
-    return outcome if same else None
-
-
-def _recorded(run: Run, row: Any, results: Results) -> Trace:
-    """Losses (recorded as means over workers) and evaluations of a completed run."""
-    epochs = results.epochs[results.epochs["run_id"] == row.name].sort_values("epoch")
+def _trace(run: Run, row: Any, epochs: pd.DataFrame) -> Trace:
+    """Return losses (recorded as means over workers) and evaluations of a completed run, by its rows."""
     losses = [None if np.isnan(loss) else float(loss) for loss in epochs["train_loss"]]
     last = run.epochs - 1
     found = epochs[epochs["test_metric"].notna() & (epochs["epoch"] != last)]
@@ -197,7 +168,8 @@ def _recorded(run: Run, row: Any, results: Results) -> Trace:
     if not np.isnan(row["final_metric"]):
         train = None if np.isnan(row["final_train_metric"]) else row["final_train_metric"]
         evaluated.append(Evaluation(last, row["train_s"], row["final_metric"], train))
-    return Trace([losses] * run.workers, evaluated, int(row["workers_per_node"]))
+    sent = int(row["syncs"]), float(row["bytes_sent_per_worker"])
+    return Trace([losses] * run.workers, evaluated, int(row["workers_per_node"]), sent)
 
 
 def _keep_earlier(folder: Path) -> Path:

@@ -49,61 +49,66 @@ class Machines(Protocol):
 
 @dataclass(frozen=True)
 class Charges:
-    """Prices and times of one run, on one machine. Implements `Machines`.
+    """Prices and times of M repetitions of one run. Implements `Machines`.
 
-    `speed` (workers,) multiplies every computation of a worker (2.0: half as fast), `jitter[worker](step)` those of
-    that step, and `slowness[worker](now)` those that begin at that moment.
+    `times` and `jitter` have those of each repetition. `speed` (workers,) multiplies every computation of a worker
+    (2.0: half as fast), `jitter[m][worker](step)` those of that step, and `slowness[worker](now)` those that begin at
+    that moment.
     """
 
     costs: Costs
-    times: StepTimes
+    times: Sequence[StepTimes]
     speed: Floats
-    jitter: Sequence[Jitter] = ()
+    jitter: Sequence[Sequence[Jitter]] = ()
     slowness: Mapping[int, Callable[[float], float]] = field(default_factory=dict)
     operations: Mapping[str, OperationTime] = field(default_factory=dict)
     spread: None = None
 
     @classmethod
-    def of(cls, run: Run, machine: Machine) -> Charges:
-        """Return the charges of a virtual `run` on `machine`, with the jitter and differences that it states."""
-        table, options, workers = machine.table_for(run.workers), run.virtual, range(run.workers)
+    def of(cls, runs: Sequence[Run], machine: Machine) -> Charges:
+        """Return the charges of `runs`, equal up to seed and jitter, on `machine`, with the differences they state."""
+        run, workers = runs[0], range(runs[0].workers)
+        table, options = machine.table_for(run.workers), run.virtual
         cluster = machine.cluster.with_slow_links(options.slow_links)
         network = Network(cluster, cluster.node.workers_per_node, options.collective)
-        jitters = options.jitter != "none" and (options.jitter != "measured" or bool(table.jitter))
         return cls(
             Costs(network, machine.engines, carrier(run)),
-            StepTimes(table, seed=run.seed - run.repetition, repetition=run.repetition),
+            [StepTimes(table, seed=each.seed - each.repetition, repetition=each.repetition) for each in runs],
             np.array([options.slowdown.get(rank, 1.0) for rank in workers]),
-            [jitter_of(run, table, rank) for rank in workers] if jitters else (),
+            [[jitter_of(each, table, rank) for rank in workers] if _jitters(each, table) else [] for each in runs],
             {rank: slowness for rank in workers if (slowness := options.slowness(rank)) is not None},
             machine.operations.get(str(run.strategy), {}),
         )
 
     @cached_property
     def prices(self) -> Prices:
-        """Costs of the only machine."""
-        return Prices([self.costs])
+        """Costs of each repetition, which are the same."""
+        return Prices([self.costs] * len(self.times))
 
     def seconds(self, compute: Compute, workers: Ints) -> Floats:
-        """Return the seconds of each event, (events, 1, workers), without slowness."""
-        base = np.empty(compute.amounts.shape)
+        """Return the seconds of each event, (events, M, workers), without slowness."""
+        base = np.empty((len(compute.amounts), len(self.times), compute.amounts.shape[1]))
         for task, places in compute.places.items():
             if task != Task.OTHER:
-                base[places] = self.times.seconds(task, compute.amounts[places])
+                for repetition, times in enumerate(self.times):
+                    base[places, repetition] = times.seconds(task, compute.amounts[places])
                 continue
             for place in places.tolist():
-                base[place] = self.operation_s(compute.names[place], int(compute.amounts[place, 0]))
-        factors: Floats = self.speed[workers]
-        if self.jitter and len(base):
+                base[place] = self.operation_s(compute.names[place], int(compute.amounts[place, 0]))[:, None]
+        factors: Floats = np.broadcast_to(self.speed[workers], (len(base), len(self.times), len(workers)))
+        if any(self.jitter) and len(base):
             low, high = int(compute.steps[0]), int(compute.steps[-1]) + 1
-            drawn = np.array([self.jitter[worker].span(low, high) for worker in workers.tolist()])
-            factors = factors * drawn.T[compute.steps - low]
-        return (base * factors)[:, None]
+            factors = factors.copy()
+            for repetition, jitter in enumerate(self.jitter):
+                if jitter:
+                    drawn = np.array([jitter[worker].span(low, high) for worker in workers.tolist()])
+                    factors[:, repetition] *= drawn.T[compute.steps - low]
+        return base * factors
 
     def operation_s(self, name: str, messages: int) -> Floats:
-        """Return the seconds of a strategy's operation on so many messages, (1,); zero if it was not measured."""
+        """Return the seconds of a strategy's operation on so many messages, (M,); zero if it was not measured."""
         found = self.operations.get(name)
-        return np.array([0.0 if found is None else found.among(messages)])
+        return np.full(len(self.times), 0.0 if found is None else found.among(messages))
 
 
 @dataclass(frozen=True)
@@ -160,6 +165,10 @@ def jitter_of(run: Run, table: StepTable, worker: int) -> Jitter:
     """Return the factor on the compute of `worker` as a function of the step number."""
     options = run.virtual
     return jitter_source(options.jitter, options.jitter_sigma, seed=run.seed, worker=worker, measured=table.jitter)
+
+
+def _jitters(run: Run, table: StepTable) -> bool:
+    return run.virtual.jitter != "none" and (run.virtual.jitter != "measured" or bool(table.jitter))
 
 
 def gradients(model: torch.nn.Module, release: Sequence[float]) -> list[GradientTensor]:

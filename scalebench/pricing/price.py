@@ -79,8 +79,8 @@ class Priced:
         return float(self.end.now.max())
 
 
-def price(schedules: Sequence[Schedule], charges: Charges, programs: Sequence[Program] = ()) -> Priced:
-    """Return the times of the workers of `schedules`, all of a run; `programs` are theirs, if they are known.
+def price(schedules: Sequence[Schedule], charges: Charges) -> list[Priced]:
+    """Return the times of the workers of `schedules`, all of a run, in each repetition of the run.
 
     Raises:
         NotLockStepError: a program asks a server, shares a model, or exchanges amounts that depend on others.
@@ -88,8 +88,11 @@ def price(schedules: Sequence[Schedule], charges: Charges, programs: Sequence[Pr
     """
     if not is_lock_step(schedules[0]):
         raise NotLockStepError("the order of its operations depends on time")
-    ledgers = [ledger.on(0) for ledger in walk(programs or programs_of(schedules), charges, len(schedules))]
-    return Priced(ledgers[-1], ledgers[:-1])
+    *epochs, end = walk(programs_of(schedules), charges, len(schedules))
+    return [
+        Priced(end.on(repetition), [epoch.on(repetition) for epoch in epochs])
+        for repetition in range(len(charges.times))
+    ]
 
 
 def walk(programs: Sequence[Program], machines: Machines, workers: int, queue: Queue | None = None) -> list[TimeArrays]:
@@ -210,8 +213,9 @@ class _Walk:
         """Advance event by event, by `seconds` times the slowness at its beginning, which is kept in them."""
         now, slowness = self.ledger.now, self.machines.slowness
         for each in seconds:
-            moments = zip(ranks.tolist(), now[0, at].tolist(), strict=True)
-            each *= np.array([slowness[rank](moment) if rank in slowness else 1.0 for rank, moment in moments])
+            for place, rank in enumerate(ranks.tolist()):
+                if rank in slowness:
+                    each[:, place] *= [slowness[rank](moment) for moment in now[:, rank].tolist()]
             now[:, at] += each
 
     def _close_epoch(self, epoch: int, at: Ints | slice) -> None:

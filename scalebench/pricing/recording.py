@@ -22,7 +22,6 @@ from scalebench.data.dataset import Dataset
 from scalebench.data.plan import BatchPlan
 from scalebench.data.shard import equal_batches
 from scalebench.models.registry import build_model
-from scalebench.pricing.program import Program, programs_of
 from scalebench.pricing.recorders import RecordingClock, RecordingCommunicator, RecordingServer, RecordingShared
 from scalebench.pricing.schedule import Event, RankGroups, Schedule
 from scalebench.strategies.base import Batch, Strategy
@@ -61,7 +60,7 @@ def record_each(
     # Recorded once for the workers that take the same batches, where their rank is not read.
     alike: dict[object, Schedule] = {}
     for rank in range(run.workers):
-        batches = _batches_of(plan, rank, run.epochs)
+        batches = batches_of(plan, rank, run.epochs)
         if (same := alike.get(batches)) is not None and same.report is not None:
             yield replace(same, rank=rank, report=replace(same.report, rank=rank))
             continue
@@ -76,7 +75,7 @@ def record_each(
         yield schedule
 
 
-def _batches_of(plan: BatchPlan, rank: int, epochs: int) -> object:
+def batches_of(plan: BatchPlan, rank: int, epochs: int) -> object:
     """Return what the batches of a worker are identified by."""
     return tuple(
         (
@@ -86,37 +85,6 @@ def _batches_of(plan: BatchPlan, rank: int, epochs: int) -> object:
         )
         for epoch in range(epochs)
     )
-
-
-class Recordings:
-    """Schedules of the runs of one study, without shuffles that move rows.
-
-    Successive runs of one strategy and worker count share theirs if these do not depend on the seed.
-    """
-
-    def __init__(self) -> None:
-        self._key: object = None
-        self._kept: list[Schedule] = []
-        self._programs: tuple[list[Schedule], list[Program]] = [], []
-
-    def of(
-        self, run: Run, strategy: Strategy, plan: BatchPlan, model: torch.nn.Module, workers_per_node: int
-    ) -> list[Schedule]:
-        """Return the schedules of all workers of `run`, as `record` does."""
-        starts = [plan.block_starts(0, rank).tobytes() for rank in range(run.workers)]
-        key = (str(run.strategy), run.workers, plan.batch_sizes(0).tobytes(), *starts)
-        if key == self._key:
-            return self._kept
-        schedules = record(run, strategy, plan, model, workers_per_node)
-        if not any(schedule.reads_seed for schedule in schedules):
-            self._key, self._kept = key, schedules
-        return schedules
-
-    def programs(self, schedules: list[Schedule]) -> list[Program]:
-        """Return the programs of `schedules`, made once for runs that share them."""
-        if self._programs[0] is not schedules:
-            self._programs = schedules, programs_of(schedules)
-        return self._programs[1]
 
 
 class RecordingWorker:

@@ -144,6 +144,11 @@ class Outcome:
         """Return True unless `run` has its result; that of a trial can be that it diverged or took too long."""
         return self.status not in (("completed",) if run.trial is None else RESULTS_OF_A_TRIAL)
 
+    @property
+    def train_s(self) -> float:
+        """Seconds until the last worker has finished."""
+        return max(report.train_s for report in self.workers)
+
     def add_facts(self, **facts: Any) -> None:
         """Set these fields of `facts`."""
         self.facts = replace(self.facts, **facts)

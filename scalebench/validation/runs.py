@@ -160,7 +160,7 @@ def _seconds(plan: StudyPlan, machine: Machine, run: Run, execution: str, engine
         options = options.model_copy(update={"slowdown": {}, "slow_windows": [], "slow_links": {}})
     asked = run.model_copy(update={"virtual": options})
     outcome = model_time(asked, open_dataset(plan.prepared.folders[run.workers]), machine)
-    return max(report.train_s for report in outcome.workers) if outcome.status == "completed" else math.nan
+    return outcome.train_s if outcome.status == "completed" else math.nan
 
 
 def _row(results: Results, machine: Machine, point: _Point, predicted: tuple[float, float, float]) -> dict[str, Any]:

@@ -18,8 +18,8 @@ from scalebench.errors import RunError, in_one_line
 from scalebench.pricing.charges import Charges, gradients, jitter_of
 from scalebench.pricing.machine import Machine
 from scalebench.pricing.price import NotLockStepError, price
-from scalebench.pricing.program import Program, is_lock_step
-from scalebench.pricing.recording import Recordings, RecordingWorker, meta_model, record_each
+from scalebench.pricing.program import is_lock_step
+from scalebench.pricing.recording import RecordingWorker, batches_of, meta_model, record, record_each
 from scalebench.pricing.schedule import Schedule
 from scalebench.strategies import registry
 from scalebench.strategies.base import Strategy
@@ -41,7 +41,7 @@ def simulate(run: Run, dataset: Dataset, machine: Machine) -> tuple[Outcome, Wei
 
     The weights are the vectors `initial` and `final` (n,); empty unless the run completed.
     """
-    return _judged(run, dataset, machine, lambda simulation: simulation.play())
+    return _judged(run, dataset, machine, Simulation.play)
 
 
 def simulate_alike(runs: Sequence[Run], dataset: Dataset, machine: Machine) -> Iterator[tuple[Run, Outcome, Weights]]:
@@ -63,10 +63,10 @@ def simulate_alike(runs: Sequence[Run], dataset: Dataset, machine: Machine) -> I
             outcome = first[0]
             if outcome.status == "completed" and not run.trace and alike(run) != run.run_id:
                 # Priced like its replays, bit for bit, whichever of them comes first in a continued study.
-                outcome = replace(replay(run, dataset, machine, Trace.of(outcome)), eval_s=outcome.eval_s)
+                outcome = replace(replay([run], dataset, machine, [Trace.of(outcome)])[0], eval_s=outcome.eval_s)
             yield run, _timed_without_jitter(run, outcome, dataset, machine), first[1]
         elif first[0].status == "completed":
-            outcome = replay(run, dataset, machine, Trace.of(first[0]))
+            (outcome,) = replay([run], dataset, machine, [Trace.of(first[0])])
             yield run, _timed_without_jitter(run, outcome, dataset, machine), first[1]
         else:
             yield run, replace(first[0], run_id=run.run_id), {}
@@ -74,12 +74,45 @@ def simulate_alike(runs: Sequence[Run], dataset: Dataset, machine: Machine) -> I
 
 def model_time(run: Run, dataset: Dataset, machine: Machine) -> Outcome:
     """Return the times of `run` without its arithmetic: its schedule priced, or its program on the event engine."""
-    return _judged(run, dataset, machine, lambda simulation: simulation.model())[0]
+    return _judged(run, dataset, machine, Simulation.model)[0]
 
 
-def replay(run: Run, dataset: Dataset, machine: Machine, trace: Trace, recordings: Recordings | None = None) -> Outcome:
-    """The times of `run`, and the losses and metrics of `trace`; nothing is computed, and `recordings` are shared."""
-    return _judged(run, dataset, machine, lambda it: it.replay(trace, recordings or Recordings()))[0]
+def replay(runs: Sequence[Run], dataset: Dataset, machine: Machine, traces: Sequence[Trace]) -> list[Outcome]:
+    """Return the times of `runs`, equal up to seed and jitter, with the losses and metrics of `traces`.
+
+    Nothing is computed. Schedules that do not depend on the seed are recorded and walked through once.
+
+    Raises:
+        NotLockStepError: they depend on time, or are not those of the trace.
+        RuntimeError: the strategy reads values of tensors.
+    """
+    simulation = Simulation(runs, dataset, machine)
+    schedules = simulation.record()
+    drawn = any(schedule.reads_seed for schedule in schedules) or not simulation.same_batches()
+    if drawn and len(runs) > 1:
+        one_by_one = zip(runs, traces, strict=True)
+        return [outcome for run, trace in one_by_one for outcome in replay([run], dataset, machine, [trace])]
+    for trace in traces:
+        trace.require_same_arithmetic(schedules, machine.cluster.node.workers_per_node)
+    return simulation.priced(schedules, traces)
+
+
+def replay_or_simulate(
+    runs: Sequence[Run], dataset: Dataset, machine: Machine, traces: Sequence[Trace]
+) -> Iterator[tuple[Run, Outcome, Weights]]:
+    """Replay repetitions of a completed run, or compute them again if their schedules are not those of `traces`."""
+    also = [place for place, run in enumerate(runs) if run.also_without_jitter]
+    steady, their_traces = [_without_jitter(runs[place]) for place in also], [traces[place] for place in also]
+    try:
+        outcomes = replay([*runs, *steady], dataset, machine, [*traces, *their_traces])
+    except (NotLockStepError, RuntimeError, RunError):
+        for run in runs:
+            yield from simulate_alike([run], dataset, machine)
+        return
+    for place, outcome in zip(also, outcomes[len(runs) :], strict=True):
+        outcomes[place].add_facts(train_s_no_jitter=outcome.train_s)
+    for run, outcome in zip(runs, outcomes, strict=False):
+        yield run, outcome, {}
 
 
 def replays(run: Run) -> bool:
@@ -91,14 +124,16 @@ def _timed_without_jitter(run: Run, outcome: Outcome, dataset: Dataset, machine:
     """`outcome` with the time that the run takes if no step takes longer than another, if it asks for that."""
     if not run.also_without_jitter or outcome.status != "completed" or not replays(run):
         return outcome
-    steady = run.model_copy(update={"virtual": run.virtual.model_copy(update={"jitter": "none"})})
     try:
-        found = replay(steady, dataset, machine, Trace.of(outcome))
-    except (NotLockStepError, RuntimeError):  # RuntimeError: it reads numbers out of tensors
+        (steady,) = replay([_without_jitter(run)], dataset, machine, [Trace.of(outcome)])
+    except (NotLockStepError, RuntimeError, RunError):
         return outcome
-    if found.status == "completed":
-        outcome.add_facts(train_s_no_jitter=max(report.train_s for report in found.workers))
+    outcome.add_facts(train_s_no_jitter=steady.train_s)
     return outcome
+
+
+def _without_jitter(run: Run) -> Run:
+    return run.model_copy(update={"virtual": run.virtual.model_copy(update={"jitter": "none"})})
 
 
 def _has_buffers(run: Run, dataset: Dataset) -> bool:
@@ -124,17 +159,10 @@ def alike(run: Run) -> str:
 def _judged(
     run: Run, dataset: Dataset, machine: Machine, play: Callable[[Simulation], tuple[Outcome, Weights]]
 ) -> tuple[Outcome, Weights]:
-    began = time.perf_counter()
-    torch.set_num_threads(run.threads_per_worker)
-    strategy = _virtual(run)
     try:
-        outcome, weights = play(Simulation(run, dataset, machine, strategy, deadline=began + run.time_limit_s))
+        return play(Simulation([run], dataset, machine))
     except RunError as error:
         return Outcome(run.run_id, error.status, in_one_line(error)), {}
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
-    for report in outcome.workers:
-        report.peak_rss_mib = peak
-    return outcome, weights
 
 
 class _TimeLimitError(RunError):
@@ -142,21 +170,23 @@ class _TimeLimitError(RunError):
 
 
 class Simulation:
-    """The scheduler with the workers of one run on it."""
+    """The scheduler with the workers of one run on it, or the recorded schedules of its repetitions."""
 
     clock_kind: type[VirtualClock] | None = None  # default: by whether the run is traced
 
-    def __init__(self, run: Run, dataset: Dataset, machine: Machine, strategy: Strategy, deadline: float) -> None:
-        self.run, self.dataset, self.machine, self.strategy = run, dataset, machine, strategy
+    def __init__(self, runs: Sequence[Run], dataset: Dataset, machine: Machine) -> None:
+        began, run = time.perf_counter(), runs[0]
+        torch.set_num_threads(run.threads_per_worker)
+        self.runs, self.run, self.dataset, self.machine, self.strategy = runs, run, dataset, machine, _virtual(run)
         self.plan = BatchPlan.of(run, run.workers, run.seed, dataset)
         self.table = machine.table_for(run.workers)
-        self.charges = Charges.of(run, machine)
+        self.charges = Charges.of(runs, machine)
         self.costs = self.charges.costs
         self.group = Group(tuple(range(run.workers)))
         self.stores: list[VirtualStore] = []
         self.state: ServerState | None = None
         self.scheduler = Scheduler(seed=run.seed, ties=run.virtual.ties)
-        self._deadline = deadline
+        self._deadline = began + run.time_limit_s
         self._per_node = machine.cluster.node.workers_per_node
 
     def play(self) -> tuple[Outcome, Weights]:
@@ -171,14 +201,31 @@ class Simulation:
         found = [item for rank in sorted(verdicts) for item in verdicts[rank].evaluations]
         final = verdicts[0].final
         weights = {"initial": replicas[0].initial, "final": final} if final is not None else {}
-        return self._outcome(reports, found, eval_s, replicas[0].parameters.numel()), weights
+        return self._outcome(self.run, reports, found, eval_s, replicas[0].parameters.numel()), weights
 
-    def replay(self, trace: Trace, recordings: Recordings) -> tuple[Outcome, Weights]:
-        """Price the schedule of the run that left `trace`."""
-        model = self._without_arithmetic()
-        schedules = recordings.of(self.run, self.strategy, self.plan, model, self._per_node)
-        trace.require_same_arithmetic(schedules, self._per_node)
-        return self._priced(schedules, trace, model, recordings.programs(schedules))
+    def record(self) -> list[Schedule]:
+        """Return the schedules of all workers."""
+        return record(self.run, self.strategy, self.plan, self._without_arithmetic(), self._per_node)
+
+    def same_batches(self) -> bool:
+        """Return True if the workers take batches of the same sizes in all runs."""
+        plans = [
+            BatchPlan.of(run, run.workers, run.seed, self.dataset) for run in self.runs if run.seed != self.run.seed
+        ]
+        return all(
+            batches_of(plan, rank, self.run.epochs) == batches_of(self.plan, rank, self.run.epochs)
+            for plan in plans
+            for rank in range(self.run.workers)
+        )
+
+    def priced(self, schedules: Sequence[Schedule], traces: Sequence[Trace]) -> list[Outcome]:
+        """Price `schedules` for each run, with the results of its trace."""
+        parameters = _parameters(meta_model(self.run, self.dataset))
+        outcomes = []
+        for run, trace, priced in zip(self.runs, traces, price(schedules, self.charges), strict=True):
+            reports = {schedule.rank: trace.report(schedule, priced) for schedule in schedules}
+            outcomes.append(self._outcome(run, reports, trace.evaluations(priced), 0.0, parameters))
+        return outcomes
 
     def model(self) -> tuple[Outcome, Weights]:
         """Price the schedule of the run, or walk through its program where the order depends on time."""
@@ -186,7 +233,7 @@ class Simulation:
         each = record_each(self.run, self.strategy, self.plan, model, self._per_node)
         first = next(each)
         if is_lock_step(first) and not self.run.trace:
-            return self._priced([first, *each], Trace.untrained(self.run), model)
+            return self.priced([first, *each], [Trace.untrained(self.run)])[0], {}
         self.clock_kind = RecordingVirtualClock if self.run.trace else ModelledClock
         workers = []
         for rank in range(self.run.workers):
@@ -196,25 +243,21 @@ class Simulation:
                 ModelledWorker(self.run, self.plan, comm, clock, self._per_node, model, HostedState(self, comm))
             )
         reports = self.scheduler.run({worker.rank: self._training(worker) for worker in workers})
-        return self._outcome(reports, [], 0.0, _parameters(model)), {}
+        return self._outcome(self.run, reports, [], 0.0, _parameters(model)), {}
 
     def _without_arithmetic(self) -> torch.nn.Module:
         model = meta_model(self.run, self.dataset)
         self.costs.gradients = gradients(model, self.table.release_at(self.plan.batch_size))
         return model
 
-    def _priced(
-        self, schedules: Sequence[Schedule], trace: Trace, model: torch.nn.Module, programs: Sequence[Program] = ()
-    ) -> tuple[Outcome, Weights]:
-        priced = price(schedules, self.charges, programs)
-        reports = {schedule.rank: trace.report(schedule, priced) for schedule in schedules}
-        return self._outcome(reports, trace.evaluations(priced), 0.0, _parameters(model)), {}
-
     def _outcome(
-        self, reports: dict[int, WorkerReport], found: list[Evaluation], eval_s: float, parameters: int
+        self, run: Run, reports: dict[int, WorkerReport], found: list[Evaluation], eval_s: float, parameters: int
     ) -> Outcome:
         ordered = [reports[rank] for rank in sorted(reports)]
-        return Outcome(self.run.run_id, "completed", "", ordered, found, eval_s, self._facts(parameters))
+        peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+        for report in ordered:
+            report.peak_rss_mib = peak
+        return Outcome(run.run_id, "completed", "", ordered, found, eval_s, self._facts(parameters))
 
     def _facts(self, parameters: int) -> RunFacts:
         cluster, state = self.machine.cluster, self.state
@@ -258,7 +301,7 @@ class Simulation:
         charges = self.charges
         kind = self.clock_kind or (RecordingVirtualClock if self.run.trace else VirtualClock)
         return kind(
-            charges.times,
+            charges.times[0],
             speed=float(charges.speed[rank]),
             jitter=jitter_of(self.run, self.table, rank),
             slowness=charges.slowness.get(rank),

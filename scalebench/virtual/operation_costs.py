@@ -15,7 +15,6 @@ from functools import partial
 from typing import Any, TypeVar
 
 import numpy as np
-import torch
 
 from scalebench.data.dataset import Dataset
 from scalebench.data.plan import BatchPlan
@@ -101,10 +100,9 @@ def measure_operations(runs: Sequence[Run], datasets: dict[int, Dataset], machin
         if strategy.arithmetic(run.workers) is not None:  # only steps and averages of gradients
             times[name] = {}
             continue
-        torch.set_num_threads(run.threads_per_worker)
         found: Found = defaultdict(list)
         for _ in bounded(*_RUNS, _RUNS_S):
-            simulation = _MeasuringSimulation(run, datasets[run.workers], machine, strategy, deadline=float("inf"))
+            simulation = _MeasuringSimulation([run], datasets[run.workers], machine)
             reference_s = gauge.seconds()
             factor = machine.reference_s / reference_s if machine.reference_s and reference_s else 1.0
             for operation, calls in simulation.measure(simulation.plan.batch_size).items():

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import multiprocessing
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +17,8 @@ from scalebench.study.spec import Run
 from scalebench.system.parent_watch import exit_with_parent, preloaded_forkserver, signals_blocked
 from scalebench.training.initial_weights import save_weights
 from scalebench.training.outcome import Outcome
-from scalebench.virtual.engine import alike, simulate_alike
+from scalebench.virtual.engine import Weights, alike, replay_or_simulate, simulate_alike
+from scalebench.virtual.replay import Trace
 
 OnOutcome = Callable[[Run, Outcome], None]
 _POLL_S = 0.2  # between two checks of `stopping`
@@ -25,15 +26,28 @@ _POLL_S = 0.2  # between two checks of `stopping`
 
 @dataclass(frozen=True)
 class Simulator:
-    """Simulates runs of equal arithmetic; it is sent to each process of the pool.
+    """Simulates pieces of work; it is sent to each process of the pool.
 
-    `folders` are the data sets by worker count; `weights_folder` gets the weights of runs that keep them.
+    `folders` are the data sets by worker count; `weights_folder` gets the weights of runs that keep them. Runs
+    that left `traces`, by run_id, are replayed.
     """
 
     machine: Machine
     folders: dict[int, Path]
     weights_folder: Path
     fail_fast: bool = False
+    traces: Mapping[str, Trace] = field(default_factory=dict)
+
+    def piece_of(self, run: Run) -> str:
+        """Return a key that runs share which are simulated together: of equal arithmetic, or repetitions replayed."""
+        return f"{run.strategy} {run.workers}" if run.run_id in self.traces else alike(run)
+
+    def simulated(self, runs: Sequence[Run]) -> Iterator[tuple[Run, Outcome, Weights]]:
+        """Simulate the runs of a piece."""
+        dataset = open_dataset(self.folders[runs[0].workers])
+        if runs[0].run_id in self.traces:
+            return replay_or_simulate(runs, dataset, self.machine, [self.traces[run.run_id] for run in runs])
+        return simulate_alike(runs, dataset, self.machine)
 
     def outcomes(self, runs: Sequence[Run], stopping: Callable[[], bool]) -> list[Outcome]:
         """The outcomes of `runs` in order, as far as they were made before `stopping` or a failure."""
@@ -41,9 +55,7 @@ class Simulator:
         if stopping():
             return found
         try:
-            for run, outcome, weights in simulate_alike(
-                runs, open_dataset(self.folders[runs[0].workers]), self.machine
-            ):
+            for run, outcome, weights in self.simulated(runs):
                 if run.save_weights and weights:
                     save_weights(self.weights_folder, run.run_id, weights["initial"], weights["final"])
                 found.append(outcome)
@@ -72,11 +84,11 @@ def run_virtual(
     """Simulate `runs` in `jobs` processes and report each as it ends; a run that kills its process fails alone.
 
     One job is done in this process. Once `stopping` returns True, or a run has failed if the simulator fails fast, runs
-    under way are finished and no other begins. Runs of equal arithmetic are one piece of work.
+    under way are finished and no other begins.
     """
     pieces: dict[str, list[Run]] = {}
     for run in runs:
-        pieces.setdefault(alike(run), []).append(run)
+        pieces.setdefault(simulator.piece_of(run), []).append(run)
     if jobs == 1:
         for piece in pieces.values():
             if stopping():

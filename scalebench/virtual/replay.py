@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
@@ -18,6 +19,7 @@ class Trace:
     losses: list[list[float | None]]
     evaluated: list[Evaluation]  # the moments are those of the computed run
     workers_per_node: int | None = None  # where they were computed; None for the same as now
+    sent: tuple[int, float] | None = None  # synchronisations of worker 0 and bytes per worker, if they are known
 
     @classmethod
     def of(cls, outcome: Outcome) -> Trace:
@@ -34,13 +36,17 @@ class Trace:
         """Refuse schedules whose arithmetic may differ from that of the computed run.
 
         Raises:
-            NotLockStepError: they depend on the training loss, or on the workers of a node, which were others.
+            NotLockStepError: they depend on the training loss, or on the workers of a node, which were others, or send
+                other bytes.
         """
         if any(schedule.reads_loss for schedule in schedules):
             raise NotLockStepError("its schedule depends on the training loss")
         moved = self.workers_per_node not in (None, min(workers_per_node, len(schedules)))
         if moved and any(schedule.reads_placement for schedule in schedules):
             raise NotLockStepError("its groups depend on the workers of a node")
+        sent = sum(schedule.bytes_sent for schedule in schedules) / len(schedules)
+        if self.sent is not None and not (schedules[0].syncs == self.sent[0] and math.isclose(sent, self.sent[1])):
+            raise NotLockStepError("it sends other bytes than before")
 
     def report(self, schedule: Schedule, priced: Priced) -> WorkerReport:
         """Return the report of the worker of `schedule`: its counts, the priced times, and these losses."""

@@ -61,8 +61,8 @@ def test_prediction_is_the_price_of_the_whole_training(strategy):
     schedules = record(run, program, EvenPlan(WORKERS, STEPS, BATCH), own._model, 4)
     table = step_table(own.platform.device, own.workload.layers, [BATCH])
     costs = own._costs_on(own.platform, program.engines[0], WORKERS)
-    charges = Charges(costs, StepTimes(table, seed=0, repetition=0), np.ones(WORKERS))
-    whole = price(schedules, charges)
+    charges = Charges(costs, [StepTimes(table, seed=0, repetition=0)], np.ones(WORKERS))
+    (whole,) = price(schedules, charges)
     if strategy == "gossip":  # a pair's second message follows its first one; predicted is each worker's own
         assert found.time[0] == pytest.approx(whole.train_s, rel=0.06)
         return

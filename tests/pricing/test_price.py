@@ -56,9 +56,9 @@ def test_transfer_of_a_blocking_collective_is_exposed_and_that_of_an_overlapped_
         program = registry.create(name, {}, "virtual")
         model = torch.nn.Sequential(*[torch.nn.Linear(2000, 2000) for _ in range(4)]).to("meta")
         slow = replace(machine, tables=[table.scaled(50.0) for table in machine.tables])
-        charges = Charges.of(run, replace_cluster(slow, "dgx-h100"))
+        charges = Charges.of([run], replace_cluster(slow, "dgx-h100"))
         charges.costs.gradients = gradients(model, [])
-        end = price(record(run, program, BatchPlan(64, 8, seed=0, batch_per_worker=4), model, 8), charges).end
+        end = price(record(run, program, BatchPlan(64, 8, seed=0, batch_per_worker=4), model, 8), charges)[0].end
         exposed[name] = (end.seconds[Task.COMM] / end.transfer).max()
     assert exposed["allreduce"] == pytest.approx(1.0)
     assert exposed["ddp"] < 0.9
@@ -67,7 +67,7 @@ def test_transfer_of_a_blocking_collective_is_exposed_and_that_of_an_overlapped_
 def test_programs_that_do_not_meet_are_refused(make_run, machine):
     everyone = RankGroups.of_all(2)
     alone = Schedule(0, [Event("barrier", members=(0, 1), partition=everyone)])
-    charges = Charges.of(make_run("allreduce", 2), machine)
+    charges = Charges.of([make_run("allreduce", 2)], machine)
     with pytest.raises(RunError, match="others do not call"):
         price([alone, Schedule(1)], charges)
     with pytest.raises(NotLockStepError):

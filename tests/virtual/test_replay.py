@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import asdict, replace
+from unittest.mock import Mock
 
 import pytest
 import torch
 
 from scalebench.pricing.price import NotLockStepError
 from scalebench.strategies import registry
+from scalebench.virtual import engine
 from scalebench.virtual.engine import alike, replay, replays, simulate, simulate_alike
 from scalebench.virtual.replay import Trace
 
@@ -58,6 +60,46 @@ def test_failure_applies_to_all_runs_with_equal_arithmetic(make_run, blobs, mach
     assert [outcome.run_id for outcome in outcomes] == BASELINES
 
 
+@pytest.mark.parametrize(
+    ("strategy", "partition", "recordings"),
+    [
+        ("epoch_average", "iid", 1),
+        ("horovod", "iid", 1),
+        ("gossip", "iid", 4),  # partners are drawn
+        ("epoch_average", {"dirichlet": {"alpha": 5.0}}, 4),  # shards are drawn
+    ],
+    ids=["average", "horovod", "drawn partners", "drawn shards"],
+)
+def test_repetitions_share_schedules_that_do_not_depend_on_the_seed(
+    make_run, blobs, machine, monkeypatch, strategy, partition, recordings
+):
+    virtual = VIRTUAL | {"slow_windows": [{"rank": 0, "from_s": 0.0, "until_s": 0.01, "factor": 2.0}]}
+    runs = [
+        make_run(strategy, 4, run_id=str(seed), seed=seed, repetition=seed, partition=partition, virtual=virtual)
+        for seed in range(3)
+    ]
+    traces = [Trace.untrained(run) for run in runs]
+    recorded = Mock(wraps=engine.record)
+    monkeypatch.setattr(engine, "record", recorded)
+    together = replay(runs, blobs, machine, traces)
+    assert recorded.call_count == recordings
+    assert len({outcome.train_s for outcome in together}) == 3
+    for run, outcome in zip(runs, together, strict=True):
+        (alone,) = replay([run], blobs, machine, [Trace.untrained(run)])
+        assert outcome.run_id == run.run_id
+        for report, expected in zip(outcome.workers, alone.workers, strict=True):
+            report.peak_rss_mib = expected.peak_rss_mib = None
+            assert numbers(report) == pytest.approx(numbers(expected), rel=1e-12, abs=1e-15)
+
+
+def test_schedule_that_sends_other_bytes_than_the_trace_is_refused(make_run, blobs, machine):
+    run = make_run("epoch_average", 4)
+    computed, _ = simulate(run, blobs, machine)
+    sent = computed.workers[0].syncs, computed.workers[0].bytes_sent + 8
+    with pytest.raises(NotLockStepError, match="other bytes"):
+        replay([run], blobs, machine, [replace(Trace.of(computed), sent=sent)])
+
+
 DEPENDS_ON_TIME = {"ad_psgd", "asp", "bsp_backup", "dislib-compat-async", "dssp", "elastic_bsp", "epoch_async", "ssp"}
 FALLS_BACK = {  # computed again where another strategy is replayed
     "bsp": "its server keeps the model",
@@ -76,16 +118,16 @@ def test_strategy_is_replayed_or_refuses(make_run, blobs, machine, name):
     assert computed.status == "completed", computed.error
     if name in FALLS_BACK:
         with pytest.raises((NotLockStepError, RuntimeError)):
-            replay(run, blobs, machine, Trace.of(computed))
+            replay([run], blobs, machine, [Trace.of(computed)])
         return
-    found = replay(run, blobs, machine, Trace.of(computed))
+    (found,) = replay([run], blobs, machine, [Trace.of(computed)])
     for report, expected in zip(found.workers, computed.workers, strict=True):
         report.peak_rss_mib = expected.peak_rss_mib = None
         assert numbers(report) == pytest.approx(numbers(expected), rel=1e-9, abs=1e-15)
     assert [each.metric for each in found.evaluations] == [each.metric for each in computed.evaluations]
     assert found.facts == computed.facts
     slower = replace(machine, tables=[table.scaled(2.0) for table in machine.tables])
-    twice = replay(run, blobs, slower, Trace.of(computed))
+    (twice,) = replay([run], blobs, slower, [Trace.of(computed)])
     for report, before in zip(twice.workers, found.workers, strict=True):
         assert (report.syncs, report.bytes_sent) == (before.syncs, before.bytes_sent)
         assert report.compute_s == pytest.approx(2 * before.compute_s)
