@@ -150,7 +150,7 @@ class Collectives:
                 ends[:, own] = latest[:, own] + seconds
         if len(ready) == 1:
             meeting.latest, meeting.ends, meeting.costs = (
-                np.broadcast_to(each, self.shape) for each in (latest, ends, cost)
+                each.repeat(self.shape[1], axis=1) for each in (latest, ends, cost)
             )
             return
         if meeting.ends is meeting.arrivals:

@@ -52,19 +52,21 @@ class EvenPlan:
 
 @dataclass(frozen=True)
 class Excerpt:
-    """Recorded `epochs`, of one length in `steps` or of two, from which longer epochs are extrapolated.
+    """Recorded epochs of `strategy`, of one length in `steps` or of two, from which longer epochs are extrapolated.
 
-    The first epoch has `lead` further steps. The epochs `first` to `first + period` are repeated `repeats` times more.
-    `joined`: a step stands for an epoch's.
+    Each stands for so many as `counts` says, the last of which is that of what follows the last epoch. The first epoch
+    has `lead` further steps. `joined`: a step stands for an epoch's.
     """
 
-    epochs: int
+    strategy: Strategy
     steps: tuple[int, ...]
-    first: int
-    period: int
-    repeats: int
+    counts: tuple[int, ...]
     joined: bool
     lead: int = 0
+
+    @property
+    def epochs(self) -> int:
+        return len(self.counts) - 1
 
     def whole(self, marks: list[Floats], steps: Floats) -> Floats:
         """Return the ledgers of the whole training, (columns, M), with epochs of `steps` (M,).
@@ -77,30 +79,41 @@ class Excerpt:
             recorded = np.full((len(parts), 1, 1), float(self.steps[0]))
             recorded[0] += self.lead
             parts = parts + (durations[1] - parts) / (self.steps[1] - self.steps[0]) * (steps - recorded)
-        repeated: Floats = parts[self.first : self.first + self.period].sum(axis=0)
-        total: Floats = parts.sum(axis=0) + self.repeats * repeated
+        total: Floats = np.tensordot(self.counts, parts, axes=1)
         return total
 
 
 def excerpt_of(strategy: Strategy, epochs: int, steps: int) -> Excerpt:
-    """Return the excerpt of a training of `epochs` of `steps` that keeps the periods of `strategy` whole."""
+    """Return the excerpt of a training of `epochs` of `steps` that keeps the periods of `strategy` whole.
+
+    Of long stretches of warm-up and cool-down the ends are kept, of what lies between them three periods.
+    """
     period, every = _steps_of_a_period(strategy), _epochs_of_a_period(strategy)
-    start = _first_steps(strategy)
+    start, head = _first_steps(strategy), 0
     lengths: tuple[int, ...] = (period, 2 * period)
     lead = period * max(0, math.ceil(start / period) - 1)
-    head, tail = _option(strategy, "warm_up_epochs"), _option(strategy, "cool_down_epochs")
     joined = strategy.synchronisation.unit != "batch"
     if joined:
         lengths, lead = (1,), 0
     elif steps <= lengths[-1] + lead:
         lengths, lead = (steps,), 0
-        head += math.ceil(start / steps)
+        head = math.ceil(start / steps)
         every *= period // math.gcd(period, steps)  # until steps and periods meet again at the end of an epoch
-    needed = head + 2 * every + tail + every
-    if epochs <= needed:
-        return Excerpt(epochs, lengths, 0, 0, 0, joined, lead)
-    needed += (epochs - needed) % every
-    return Excerpt(needed, lengths, head + every, every, (epochs - needed) // every, joined, lead)
+    ends = {name: int(getattr(strategy, name, 0)) for name in ("warm_up_epochs", "cool_down_epochs")}
+    between = epochs - head - sum(ends.values())
+    if between <= 3 * every:
+        return Excerpt(strategy, lengths, (1,) * (epochs + 1), joined, lead)
+    repeats, rest = divmod(between - 3 * every, every)
+    middle = (1,) * every + (1 + repeats,) * every + (1,) * (every + rest)
+    first, last = map(_at_ends, ends.values())
+    kept = {name: len(counts) for name, counts in zip(ends, (first, last), strict=True) if len(counts) < ends[name]}
+    shortened = strategy.model_copy(update=kept)
+    return Excerpt(shortened, lengths, (*first, *(1,) * head, *middle, *last, 1), joined, lead)
+
+
+def _at_ends(epochs: int) -> tuple[int, ...]:
+    """Return the counts of the first of `epochs` that repeat, of those after it, and of the last one."""
+    return (1, epochs - 2, 1) if epochs > 3 else (1,) * epochs
 
 
 def _steps_of_a_period(strategy: Strategy) -> int:

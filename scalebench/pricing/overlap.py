@@ -14,6 +14,7 @@ function of the time for which a step computes.
 from __future__ import annotations
 
 import math
+from bisect import bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
@@ -40,7 +41,7 @@ def hidden_s(transfer_s: float, exposed_s: float, train_s: float) -> float:
 
 
 class _Loop(NamedTuple):
-    """Horovod's loop in a group: seconds of its parts, and each tensor's release and bytes on the wire."""
+    """Horovod's loop in a group: seconds of its parts, and release and bytes on the wire of tensors as they come."""
 
     period: float
     spread: float  # width of a uniform distribution
@@ -54,13 +55,14 @@ class _Loop(NamedTuple):
         measured = costs.cost_of(overlap.engine)
         overshoot = max(0.0, measured.cycle_s - NOMINAL_CYCLE_S) if measured and measured.cycle_s else 0.0
         software = measured.negotiation_s if measured else 0.0
+        tensors = sorted((tensor.release, _travelling(tensor.nbytes, overlap)) for tensor in costs.gradients)
         return cls(
             overlap.cycle_s + overshoot,
             math.sqrt(12) * measured.cycle_spread_s if measured else 0.0,
             software + costs.allreduce(_READY_BITS, ranks, overlap.engine),
             measured.per_step_s if measured else 0.0,
-            np.array([tensor.release for tensor in costs.gradients]),
-            [_travelling(tensor.nbytes, overlap) for tensor in costs.gradients],
+            np.array([release for release, _ in tensors]),
+            [nbytes for _, nbytes in tensors],
         )
 
 
@@ -96,19 +98,17 @@ class Stream:
         """Horovod: at each cycle, tensors that are ready on every worker are fused up to the threshold and reduced."""
         loop = self._loop = self._loop or _Loop.of(overlap, costs, ranks)
         share = self._next_share(len(ranks))
-        waiting = sorted(zip(_all_ready(passes, loop.releases), loop.sizes, strict=True))
-        moment = self.next_cycle
-        while waiting:
+        ready, first, moment = _all_ready(passes, loop.releases), 0, self.next_cycle
+        while first < len(ready):
             ahead = share * max(loop.period - self.turn_s, loop.spread)
-            if (late := waiting[0][0] + ahead - moment) > 0:
+            if (late := ready[first] + ahead - moment) > 0:
                 moment += loop.period * math.ceil(late / loop.period)
-            ready = [nbytes for at, nbytes in waiting if at + ahead <= moment]
-            waiting = waiting[len(ready) :]
+            taken = bisect_right(ready, moment, first, key=ahead.__add__)
             finished = moment + loop.negotiation
-            for nbytes in _fused(ready, overlap.bucket_bytes):
+            for nbytes in _fused(loop.sizes[first:taken], overlap.bucket_bytes):
                 finished += self._allreduce(nbytes, overlap, costs, ranks)
             self.turn_s = finished - moment
-            moment = max(moment + loop.period, finished)
+            first, moment = taken, max(moment + loop.period, finished)
         self.next_cycle = moment
         return finished + loop.per_step
 

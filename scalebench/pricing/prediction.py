@@ -127,6 +127,10 @@ class Predictor:
             return build_model(trained.model, trained.input_shape, trained.outputs, trained.task, dtype, 0).to("meta")
         return without_values(self.workload.layers).to(dtype)
 
+    @cached_property
+    def _shapes(self) -> list[tuple[int, ...]]:
+        return [tuple(parameter.shape) for parameter in self._model.parameters()]
+
     def _gradients(self, workers: int) -> list[GradientTensor]:
         """Gradients, released as on the platform at its batch."""
         device = self._device(self.platform, workers)
@@ -182,12 +186,11 @@ class Predictor:
     def _recorded(self, component: Component, workers: int, steps: int) -> Recorded:
         strategy = self.strategy(component)
         excerpt = excerpt_of(strategy, self.workload.epochs, steps)
-        key = (str(component), workers, excerpt.steps, excerpt.epochs)
+        key = (str(component), workers, excerpt.steps, excerpt.counts)
         if key not in self._programs:
             per_node = self.platform.cluster.node.workers_per_node
             training = self._run(component, 1, 1)
-            shapes = [tuple(parameter.shape) for parameter in self._model.parameters()]
-            strategy.check(Setting(training, workers, min(workers, per_node), steps, shapes))
+            strategy.check(Setting(training, workers, min(workers, per_node), steps, self._shapes))
             if workers > 1 and not strategy.requires:
                 raise StudyError(f"strategy {component.name} at {workers} workers: it runs at one worker only")
             run = self._run(component, workers, excerpt.epochs)
@@ -198,7 +201,7 @@ class Predictor:
                 in_rounds = gate.in_rounds or isinstance(gate, Elastic)  # equal workers meet at every barrier
                 serving = Serving(strategy.servers(workers), in_rounds)
             schedules = [
-                self._schedules(run, strategy, EvenPlan(workers, length, lead=excerpt.lead), per_node)
+                self._schedules(run, excerpt.strategy, EvenPlan(workers, length, lead=excerpt.lead), per_node)
                 for length in excerpt.steps
             ]
             programs = [programs_of(each) for each in schedules]
@@ -302,15 +305,16 @@ def _walked(programs: list[Program], recorded: Recorded, machines: EqualWorkers)
         queue = Queue(machines.prices, programs, recorded.workers, update, recorded.serving)
     ledgers = walk(programs, machines, recorded.recorded, queue)
     bound = queue.bound if queue is not None else np.zeros(len(machines.prices), dtype=bool)
-    return np.array([_columns(ledger) for ledger in ledgers]), bound
+    return _columns(ledgers), bound
 
 
-def _columns(ledger: TimeArrays) -> Floats:
-    seconds = ledger.seconds.mean(axis=-1)
-    compute = seconds[[Task.FORWARD, Task.BACKWARD, Task.UPDATE]].sum(axis=0)
-    data = seconds[Task.DATA] + seconds[Task.SHUFFLE]
-    means = ledger.wait.mean(axis=-1), ledger.transfer.mean(axis=-1)
-    return np.array([ledger.now.max(axis=-1), compute, data, seconds[Task.OTHER], seconds[Task.COMM], *means])
+def _columns(ledgers: Sequence[TimeArrays]) -> Floats:
+    now, seconds, wait, transfer = (np.array(each) for each in zip(*(vars(it).values() for it in ledgers), strict=True))
+    tasks = np.moveaxis(seconds.mean(axis=-1), 1, 0)
+    compute = tasks[[Task.FORWARD, Task.BACKWARD, Task.UPDATE]].sum(axis=0)
+    data = tasks[Task.DATA] + tasks[Task.SHUFFLE]
+    means = wait.mean(axis=-1), transfer.mean(axis=-1)
+    return np.stack([now.max(axis=-1), compute, data, tasks[Task.OTHER], tasks[Task.COMM], *means], axis=1)
 
 
 def optimizer_states(optimizer: Component) -> int:

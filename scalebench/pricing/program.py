@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import NamedTuple
 
 import numpy as np
@@ -113,7 +114,9 @@ def _epoch(number: int | None, events: Sequence[Event], begin: int, tasks: Ints,
     """Return the epoch of the events from `begin` on; `tasks` are -1 where there is no compute."""
     own = np.flatnonzero(tasks >= 0)
     computes = tasks[own]
-    places = {task: found for task in COMPUTE.values() if len(found := np.flatnonzero(computes == task))}
+    order = np.argsort(computes, kind="stable")
+    bounds = np.searchsorted(computes[order], np.arange(len(Task) + 1)).tolist()
+    places = {task: order[low:high] for task, (low, high) in zip(Task, pairwise(bounds), strict=True) if low < high}
     exchanges = [at for at in np.flatnonzero(tasks < 0).tolist() if _exchanges(events[begin + at])]
     ends = np.append(np.searchsorted(own, exchanges), len(own))  # of the compute before each, and after the last
     forwards = np.searchsorted(places.get(Task.FORWARD, own[:0]), ends)

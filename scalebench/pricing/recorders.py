@@ -18,6 +18,7 @@ from scalebench.strategies.server_weights import Message, Reply
 from scalebench.system.clock import Ledger, Task
 
 _T = TypeVar("_T")
+_EXCHANGES = (Task.COMM, Task.OTHER)  # written where they happen
 
 
 class RecordingClock:
@@ -38,7 +39,7 @@ class RecordingClock:
         self.running = True
 
     def did(self, task: Task, samples: int = 0) -> None:
-        if self.running and task not in (Task.COMM, Task.OTHER):
+        if self.running and task not in _EXCHANGES:
             self.schedule.events.append(_lap(task, samples))
 
     def work(self, operation: Callable[..., _T], *arguments: object) -> _T:
