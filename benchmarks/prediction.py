@@ -8,6 +8,7 @@ Goals: 2 s, 5 s, 60 s for 4,096 asynchronous workers x 90 epochs on the event en
 
 from __future__ import annotations
 
+import gc
 import subprocess
 import sys
 import tempfile
@@ -111,8 +112,10 @@ def repriced() -> None:
 
 
 if __name__ == "__main__":
+    gc.disable()  # as `scalebench predict` does
     grid()
     planes()
+    gc.enable()
     modelled("epoch_average", 1024, 90)
     modelled("epoch_async", 4096, 90)
     repriced()

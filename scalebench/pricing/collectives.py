@@ -120,20 +120,20 @@ class Collectives:
             np.maximum.at(meeting.late, labels, variance[:, at].T)
         return meeting
 
-    def settle(self, meeting: Meeting) -> None:
-        """Set the ends of groups that are complete."""
+    def settle(self, meeting: Meeting) -> Ints | slice | None:
+        """Set the ends of groups that are complete, and return their members that wait in it."""
         if meeting.key not in self._meetings:
-            return
+            return None
         ready = (meeting.missing == 0) & ~meeting.settled
         if not ready.any():
-            return
+            return None
         meeting.settled |= ready
         if meeting.settled.all():  # all members have joined and hold it
             self._meetings.pop(meeting.key, None)
         groups, event = meeting.groups, meeting.event
         if event.kind == "merge" and self.shape[1] == len(groups.partition.labels):
             self._merge(meeting)
-            return
+            return slice(None)
         latest = np.maximum.reduceat(meeting.arrivals[:, groups.order], groups.starts, axis=1)
         cost = np.empty_like(latest)
         ends = np.empty_like(latest)
@@ -152,12 +152,18 @@ class Collectives:
             meeting.latest, meeting.ends, meeting.costs = (
                 each.repeat(self.shape[1], axis=1) for each in (latest, ends, cost)
             )
-            return
+            return slice(None) if event.blocking else None
         if meeting.ends is meeting.arrivals:
             meeting.latest, meeting.ends, meeting.costs = np.empty((3, *self.shape))
         here = ready[groups.labels]
         for kept, found in ((meeting.latest, latest), (meeting.ends, ends), (meeting.costs, cost)):
             kept[:, here] = found[:, groups.labels[here]]
+        waiting = ready & event.blocking
+        for label, other in meeting.others.items():
+            waiting[label] = ready[label] and other.blocking
+        if waiting.all():
+            return slice(None)
+        return np.flatnonzero(waiting[groups.labels]) if waiting.any() else None
 
     def ends_together(
         self, steps: Sequence[Step], taken: Floats, latest: Floats, seconds: Floats
@@ -253,7 +259,7 @@ class Collectives:
 
 
 def _cost_key(event: Event) -> object:
-    return event.kind, event.amount, event.root, event.overlap
+    return event.kind, event.amount, event.root, event.overlap, event.blocking
 
 
 @lru_cache

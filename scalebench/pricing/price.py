@@ -157,7 +157,6 @@ class _Walk:
                         started[place] = meeting
                         continue
                     yield from self._until_met(meeting, ranks)
-                    self._communicated(at, meeting)
                 elif event.kind == "wait":
                     if (found := started.pop(event.amount, None)) is not None:
                         yield from self._until_met(found, ranks)
@@ -225,10 +224,11 @@ class _Walk:
             kept[..., at] = running[..., at]
 
     def _until_met(self, meeting: Meeting, ranks: Ints) -> Iterator[str]:
-        """Wait until all members of the groups of `ranks` have arrived, and set their ends."""
+        """Wait until all members of the groups of `ranks` have arrived; advance those that wait in it to its end."""
         while not meeting.is_complete(ranks):
             yield "waits"
-        self.collectives.settle(meeting)
+        if (waiting := self.collectives.settle(meeting)) is not None:
+            self._communicated(waiting, meeting)
 
     def _communicated(self, at: Ints | slice, meeting: Meeting) -> None:
         """Record the time up to the end of a collective as communication."""

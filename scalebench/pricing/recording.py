@@ -25,13 +25,14 @@ from scalebench.models.registry import build_model
 from scalebench.pricing.recorders import RecordingClock, RecordingCommunicator, RecordingServer, RecordingShared
 from scalebench.pricing.schedule import Event, RankGroups, Schedule
 from scalebench.strategies.base import Batch, Strategy
-from scalebench.study.spec import Run, Training
+from scalebench.study.spec import Component, Run, Training
 from scalebench.system.clock import Clock, Task
 from scalebench.training.loop import train
 from scalebench.training.meters import Meters
 from scalebench.training.optimizers import build_optimizer
 
 _META_MODELS: dict[str, torch.nn.Module] = {}  # the last one, by its parts
+_STATES: dict[str, dict[str, Tensor]] = {}  # of optimizers after a step
 
 
 def meta_model(training: Training, dataset: Dataset) -> torch.nn.Module:
@@ -60,8 +61,8 @@ def record_each(
     # Recorded once for the workers that take the same batches, where their rank is not read.
     alike: dict[object, Schedule] = {}
     for rank in range(run.workers):
-        batches = batches_of(plan, rank, run.epochs)
-        if (same := alike.get(batches)) is not None and same.report is not None:
+        same = alike.get(batches_of(plan, rank, run.epochs)) if alike else None
+        if same is not None and same.report is not None:
             yield replace(same, rank=rank, report=replace(same.report, rank=rank))
             continue
         schedule = Schedule(rank)
@@ -70,9 +71,9 @@ def record_each(
         worker = RecordingWorker(run, plan, comm, clock, workers_per_node, model)
         schedule.report = train(worker, strategy)
         schedule.memory_bytes = worker.memory_bytes
-        if not schedule.reads_rank:
-            alike[batches] = schedule
         yield schedule
+        if not schedule.reads_rank:
+            alike[batches_of(plan, rank, run.epochs)] = schedule
 
 
 def batches_of(plan: BatchPlan, rank: int, epochs: int) -> object:
@@ -210,14 +211,10 @@ class RecordingWorker:
         raise NotImplementedError("a recording has no gradients for a library's optimizer")
 
     def _begin_optimizer(self, parameter: torch.nn.Parameter) -> None:
-        """Give the optimizer the state that it has after a step, seen on a parameter of one number."""
-        one = torch.nn.Parameter(torch.zeros(1, 1))
-        one.grad = torch.ones_like(one)
-        stepped: Any = build_optimizer(self.run.optimizer, [one], self.run.lr, flat=True)
-        stepped.step()
-        tensors = {name: value for name, value in stepped.state[one].items() if isinstance(value, Tensor)}
+        """Give the optimizer the state that it has after a step."""
         self.optimizer.state[parameter] = {
-            name: self.parameters.clone() if value.dim() else value.to("meta") for name, value in tensors.items()
+            name: self.parameters.clone() if value.dim() else value.to("meta")
+            for name, value in _state_after_step(self.run.optimizer).items()
         }
 
     def is_last(self, epoch: int) -> bool:
@@ -238,6 +235,17 @@ class RecordingWorker:
 
     def snapshot(self, epoch: int, vector: Tensor) -> None:
         """Keep nothing: there is nothing to evaluate."""
+
+
+def _state_after_step(optimizer: Component) -> dict[str, Tensor]:
+    """Return the tensors that an optimizer has after a step on a parameter of one number; equal ones step once."""
+    if (key := str(optimizer)) not in _STATES:
+        one = torch.nn.Parameter(torch.zeros(1, 1))
+        one.grad = torch.ones_like(one)
+        stepped: Any = build_optimizer(optimizer, [one], 0.1, flat=True)
+        stepped.step()
+        _STATES[key] = {name: value for name, value in stepped.state[one].items() if isinstance(value, Tensor)}
+    return _STATES[key]
 
 
 @lru_cache(maxsize=2)

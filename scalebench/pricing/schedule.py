@@ -46,7 +46,7 @@ class RankGroups:
             places = np.empty_like(self.labels)
             starts = np.repeat(self._ends - self.sizes, self.sizes)
             places[self._order] = np.arange(len(self.labels)) - starts
-            colors = np.array([color(place) for place in range(int(self.sizes.max()))])
+            colors = np.fromiter(map(color, range(int(self.sizes.max()))), dtype=np.int64)
             _, colors = np.unique(colors, return_inverse=True)
             pairs = self.labels * (int(colors.max()) + 1) + colors[places]
             self._parts[split] = RankGroups(np.unique(pairs, return_inverse=True)[1])
