@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import gc
+import re
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import rich_click as click
 
-from scalebench.cli.options import DTYPE, all_of
+from scalebench.cli.options import DTYPE, Number, all_of
 from scalebench.errors import ClusterError, StudyError, UsageError
 from scalebench.study.load import written_component
 from scalebench.study.spec import Component
@@ -23,8 +24,8 @@ if TYPE_CHECKING:
 
 _SAMPLES = 1_281_167  # ImageNet's training images
 _COUNT = click.IntRange(min=1)
-POSITIVE = click.FloatRange(min=0, min_open=True)
-_SHARE = click.FloatRange(min=0)
+POSITIVE = Number(min=0, min_open=True)
+_SHARE, _SECONDS = Number(min=0, max=10), Number(min=0, max=1e9)
 
 platform_options = all_of(  # of model, workload and platform; read with `predictor_of`
     click.argument("model", required=False),
@@ -58,8 +59,9 @@ platform_options = all_of(  # of model, workload and platform; read with `predic
     click.option("--optimizer", metavar="NAME", help="For its memory.  [default: SGD with momentum]"),
     click.option("--collective", default="auto", show_default=True, help="Allreduce: ring, tree, nccl, ..."),
     click.option("--input-rate", type=POSITIVE, metavar="SAMPLES/S", help="Input pipeline of a worker."),
-    click.option("--epoch-overhead", type=_SHARE, default=0.0, metavar="SECONDS", help="Fixed, of each epoch."),
+    click.option("--epoch-overhead", type=_SECONDS, default=0.0, metavar="SECONDS", help="Fixed, of each epoch."),
     click.option("--jitter", type=_SHARE, default=0.0, metavar="SHARE", help="Spread of a step's compute, as 0.05."),
+    click.option("--memory", type=POSITIVE, metavar="GIB", help="Memory of a worker.  [default: the device's]"),
 )
 
 
@@ -116,8 +118,12 @@ def _workload(model: str, flags: dict[str, Any], measured: Calibration | None) -
         layers = count_model(built, str(own.model), own.input_shape)
         samples = flags["samples"] or own.samples
         return Workload(layers, samples, epochs, batch, in_all, own.optimizer, dtype, own)
-    shape = tuple(int(side) for side in (flags["input_shape"] or "").split("x") if side.isdigit())
-    layers = load_layers(flags["layers"] or model, shape)
+    if model and flags["layers"]:
+        raise UsageError("give MODEL or --layers, not both")
+    shape = flags["input_shape"] or ""
+    if shape and not re.fullmatch(r"[1-9]\d*(x[1-9]\d*)*", shape):
+        raise UsageError(f"--input: expected sizes such as 3x224x224, got {shape!r}")
+    layers = load_layers(flags["layers"] or model, tuple(map(int, shape.split("x"))) if shape else ())
     optimizer = Component.model_validate(flags["optimizer"]) if flags["optimizer"] else SGD
     return Workload(layers, flags["samples"] or _SAMPLES, epochs, batch, in_all, optimizer, dtype)
 
@@ -148,6 +154,7 @@ def _platform(workload: Workload, flags: dict[str, Any], measured: Calibration |
         input_s=1 / flags["input_rate"] if flags["input_rate"] else 0.0,
         epoch_s=flags["epoch_overhead"],
         jitter=flags["jitter"],
+        stated_gib=flags["memory"],
     )
 
 
@@ -176,10 +183,7 @@ def _device(workload: Workload, flags: dict[str, Any], measured: Calibration | N
     from scalebench.pricing.kernel_model import Learned, load_kernel_model
 
     kernels = load_kernel_model(Path(flags["device"]))
-    device = Learned(kernels, _roofline(kernels.device, workload))
-    if outside := device.note(workload.layers, max(1, round(workload.batches(1)[1]))):
-        click.echo(f"note: {outside}", err=True)
-    return device
+    return Learned(kernels, _roofline(kernels.device, workload))
 
 
 def _roofline(device: str | Device, workload: Workload) -> Roofline:

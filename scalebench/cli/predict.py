@@ -20,6 +20,8 @@ if TYPE_CHECKING:
     from scalebench.pricing.grid import Grid, Point
     from scalebench.pricing.prediction import Predictor
 
+_FEW = 3  # points that a line names
+
 
 @click.command()
 @platform_options
@@ -40,7 +42,6 @@ if TYPE_CHECKING:
 )
 @click.option("--budget", type=POSITIVE, metavar="HOURS", help="GPU-hours (core-hours) that the training may take.")
 @click.option("--price", type=POSITIVE, metavar="RATE", help="Price of one of these hours.")
-@click.option("--memory", type=POSITIVE, metavar="GIB", help="Memory of a worker.  [default: the device's]")
 @click.option(
     "--epochs-to-target",
     metavar="E0,B_CRIT|STUDY|FILE.csv",
@@ -56,7 +57,6 @@ def predict(
     strategies: tuple[str, ...],
     budget: float | None,
     price: float | None,
-    memory: float | None,
     epochs_to_target: str | None,
     table: Path | None,
     figure: Path | None,
@@ -73,7 +73,7 @@ def predict(
 
     chosen = [parse_strategy(text) for text in strategies or ("allreduce", "epoch_average")]
     predictor = predictor_of(model, flags)
-    grid = predict_grid(predictor, chosen, workers, memory)
+    grid = predict_grid(predictor, chosen, workers)
     to_target = {} if epochs_to_target is None else targets_of(grid, *read_laws(epochs_to_target))
     print_results(_table(predictor, grid, to_target), *_sentences(predictor, grid, budget, price, to_target))
     if table is not None:
@@ -109,7 +109,9 @@ def _table(predictor: Predictor, grid: Grid, to_target: dict[int, Target]) -> Te
 
     columns: dict[TableColumn, Callable[[Point, Target | None], str]] = {
         TableColumn("strategy", shared=True): lambda point, _: str(point.strategy),
-        TableColumn("workers"): lambda point, _: f"{point.workers:,}{'*' * bool(point.validity)}",
+        TableColumn("workers"): lambda point, aim: (
+            f"{point.workers:,}{'*' * bool(point.outside or (aim and aim.beyond))}"
+        ),
         TableColumn("step"): lambda point, _: seconds(point.step_s),
         TableColumn("epoch", spare=5): lambda point, _: seconds(point.epoch_s),
         TableColumn("training"): lambda point, _: seconds(point.train_s),
@@ -128,7 +130,8 @@ def _table(predictor: Predictor, grid: Grid, to_target: dict[int, Target]) -> Te
     shown = {column: text for column, text in columns.items() if to_target or column.name != "to target"}
     rows = [[text(point, to_target.get(n)) for text in shown.values()] for n, point in enumerate(grid.points)]
     title = f"modelled ({predictor.platform.device.source}): {_training(predictor)}"
-    outside = dict.fromkeys(text for point in grid.points for text in point.validity)
+    outside = dict.fromkeys(text for point in grid.points for text in point.outside)
+    outside |= dict.fromkeys(aim.beyond for aim in to_target.values() if aim.beyond)
     notes = [f"* outside what the inputs are known to hold for: {'; '.join(outside)}"] if outside else []
     return TerminalTable(title, list(shown), rows, notes)
 
@@ -138,9 +141,7 @@ def _sentences(
 ) -> Iterator[str]:
     from scalebench.pricing import advice
 
-    node = predictor.platform.cluster.node
-    hour = "GPU-hours" if node.gpus else "core-hours"
-    each = 1.0 if node.gpus else node.cores / node.workers_per_node  # hours of an hour of a worker
+    (hour, each), advised = predictor.platform.hours, grid.advised()
     if grid.points:
         yield (
             "step, epoch, training: times of a worker; exposed, hidden, waiting: seconds of an epoch; hours: "
@@ -148,7 +149,7 @@ def _sentences(
         )
     for strategy in dict.fromkeys(str(point.strategy) for point in grid.points):
         points = [point for point in grid.points if str(point.strategy) == strategy]
-        last, bend = points[-1], advice.knee(points)
+        last, bend = points[-1], advice.knee([point for point in points if point in advised] or points)
         cost = last.worker_hours * each
         gain = f"half of its time makes the training {max(last.gains.values()):.2f} times as fast"
         line = f"{strategy}: at {last.workers:,} workers bound by {last.binds} ({gain}); "
@@ -156,24 +157,44 @@ def _sentences(
         yield line + (f", {digits(cost * price)} at {price:g} each" if price else "") + "."
         if last.workers > 1:
             yield from _needs(predictor, last)
-    for crossing in advice.crossovers(predictor, grid.points):
+    for crossing in advice.crossovers(predictor, advised):
         yield f"{crossing.faster} is faster than {crossing.slower} from {crossing.workers:,} workers on."
     if budget is not None:
-        best = advice.best_within(grid.points, budget / each)
-        if best is None:
-            least = min((point.worker_hours * each for point in grid.points), default=float("nan"))
-            yield f"No point costs at most {budget:g} {hour}; the cheapest takes {digits(least)}."
-        else:
-            yield (
-                f"Best for {budget:g} {hour}: {best.strategy} at {best.workers:,} workers, {seconds(best.train_s)} for "
-                f"{digits(best.worker_hours * each)}."
-            )
+        yield from _best(grid, budget, predictor.platform.hours, to_target)
     yield from target_sentences(grid, to_target)
-    for text in dict.fromkeys(point.lacking for point in grid.points if point.lacking):
-        yield f"Does not fit: {text}."
+    unfitting: dict[str, list[str]] = {}
+    for point in grid.points:
+        if point.lacking:
+            unfitting.setdefault(point.lacking, []).append(f"{point.strategy} at {point.workers:,}")
+    for text, where in unfitting.items():
+        more = f" and {len(where) - _FEW} more" if len(where) > _FEW else ""
+        yield f"Does not fit: {', '.join(where[:_FEW])}{more}: {text}."
     if unused := grid.without_effect():
         yield f"Nothing here reacts to {', '.join(unused)}: half of it shortens no training by 0.1 %."
     yield from (f"Not predicted: {refusal}." for refusal in grid.refusals)
+
+
+def _best(grid: Grid, budget: float, unit: tuple[str, float], to_target: dict[int, Target]) -> Iterator[str]:
+    """Say what the `budget` buys: the training, or, where epochs to a target are known, the way to it."""
+    from scalebench.pricing import advice
+
+    hour, each = unit
+    epochs = {id(grid.points[place]): aim.epochs for place, aim in to_target.items()}
+    points = [point for point in grid.advised() if not epochs or id(point) in epochs]
+
+    def seconds_of(point: Point) -> float:
+        return epochs.get(id(point), point.epochs) * point.epoch_s
+
+    if not points:
+        return
+    best, aim = advice.best_within(points, budget / each, seconds_of), " to the target" if epochs else ""
+    if best is not None:
+        cost = advice.hours_of(best, seconds_of) * each
+        where = f"{best.strategy} at {best.workers:,} workers, {seconds(seconds_of(best))}{aim}"
+        yield f"Best for {budget:g} {hour}: {where} for {digits(cost)}."
+        return
+    least = min(advice.hours_of(point, seconds_of) * each for point in points)
+    yield f"No point{aim} costs at most {budget:g} {hour}; the cheapest takes {digits(least)}."
 
 
 def _needs(predictor: Predictor, point: Point) -> Iterator[str]:
@@ -208,8 +229,7 @@ def _write(path: Path, predictor: Predictor, grid: Grid, price: float | None, to
 
 def _row(predictor: Predictor, point: Point, price: float | None, target: Target | None) -> dict[str, object]:
     workload, node = predictor.workload, predictor.platform.cluster.node
-    cores = point.worker_hours * node.cores / node.workers_per_node
-    cost = (point.worker_hours if node.gpus else cores) * price if price else ""
+    hour, each = predictor.platform.hours
     return {
         "execution": "modelled",
         "cluster": predictor.platform.cluster.name,
@@ -234,14 +254,14 @@ def _row(predictor: Predictor, point: Point, price: float | None, target: Target
         "bound_by": point.binds,
         "gain_of_half": max(point.gains.values()),
         "worker_hours": point.worker_hours,
-        "cost_core_hours": cores,
-        "cost_gpu_hours": point.worker_hours if node.gpus else "",
-        "price": cost,
+        "cost_core_hours": point.worker_hours * node.cores / node.workers_per_node,
+        "cost_gpu_hours": point.worker_hours if hour == "GPU-hours" else "",
+        "price": point.worker_hours * each * price if price else "",
         "epochs_to_target": target.epochs if target else "",
         "epochs_to_target_low": target.low if target else "",
         "epochs_to_target_high": target.high if target else "",
         "time_to_target_s": target.epochs * point.epoch_s if target else "",
         "memory_bytes": point.memory_bytes,
         "fits": "" if not point.lacking else "no",
-        "outside": "; ".join(filter(None, [*point.validity, target.beyond if target else ""])),
+        "outside": "; ".join(filter(None, [*point.outside, target.beyond if target else ""])),
     }

@@ -3,19 +3,19 @@
 from __future__ import annotations
 
 import math
-import re
 from collections.abc import Iterator
-from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 from scalebench.cli.options import completed_study
-from scalebench.errors import ResultsError
+from scalebench.errors import ResultsError, UsageError
 from scalebench.formatting import digits, seconds
 
 if TYPE_CHECKING:
     from scalebench.analysis.epochs_to_target import SeriesLaw
     from scalebench.pricing.grid import Grid
+
+_NEAR = 0.01  # the mean batch of an epoch is a little smaller than the one that was asked for
 
 
 class Target(NamedTuple):
@@ -36,11 +36,13 @@ def read_laws(said: str) -> tuple[dict[str, SeriesLaw], str]:
     from scalebench.analysis import load
     from scalebench.analysis.epochs_to_target import EpochsLaw, SeriesLaw, critical_batches, read_law
 
-    if (stated := re.fullmatch(r"([\d.e+]+),([\d.e+]+)", said)) is not None:
-        with suppress(ValueError):
-            law = EpochsLaw(float(stated[1]), float(stated[2]))
-            return {"": SeriesLaw("", "", "", law, 0, math.inf)}, ""
     path = Path(said)
+    if not path.exists() and path.suffix != ".csv":
+        try:
+            at_zero, critical = map(float, said.split(","))
+        except ValueError:
+            raise UsageError(f"--epochs-to-target: expected E0,B_CRIT, a study or a file.csv, got {said!r}") from None
+        return {"": SeriesLaw("", "", "", EpochsLaw(at_zero, critical), 0, math.inf)}, ""
     if path.suffix == ".csv":
         return {"": read_law(path)}, said
     results = load(completed_study(path))
@@ -66,17 +68,20 @@ def targets_of(grid: Grid, laws: dict[str, SeriesLaw], source: str) -> dict[int,
         if law.resampled:
             least, most = law.critical_interval()
             words += f" ({least:,.0f} to {most:,.0f}), fitted to {source} at global batches of {fitted}"
-        beyond = "" if own.least <= batch <= own.most else f"epochs to target fitted to global batches of {fitted}"
+        near = own.least * (1 - _NEAR) <= batch <= own.most * (1 + _NEAR)
+        beyond = "" if near else f"epochs to target fitted to global batches of {fitted}"
         (low,), (high,) = law.interval(batch)
         found[place] = Target(float(law.epochs(batch)), float(low), float(high), words, beyond)
     return found
 
 
 def target_sentences(grid: Grid, to_target: dict[int, Target]) -> Iterator[str]:
-    """Yield the point that reaches the target first, the laws, and what they do not cover."""
+    """Yield the point that reaches the target first, and the laws."""
     if not to_target:
         return
-    place = min(to_target, key=lambda n: to_target[n].epochs * grid.points[n].epoch_s)
+    advised = grid.advised()
+    places = [place for place in to_target if grid.points[place] in advised] or list(to_target)
+    place = min(places, key=lambda n: to_target[n].epochs * grid.points[n].epoch_s)
     point, target = grid.points[place], to_target[place]
     yield (
         f"To target: {seconds(target.epochs * point.epoch_s)} in {digits(target.epochs)} epochs by {point.strategy} at "
@@ -86,5 +91,3 @@ def target_sentences(grid: Grid, to_target: dict[int, Target]) -> Iterator[str]:
     yield from (f"  epochs to target of {name}: {said}." for name, said in laws.items())
     if unknown := dict.fromkeys(str(point.strategy) for point in grid.points if str(point.strategy) not in laws):
         yield f"  epochs to target of {', '.join(unknown)}: not known from what was run."
-    beyond = dict.fromkeys(each.beyond for each in to_target.values() if each.beyond)
-    yield from (f"  some points lie beyond: {text}." for text in beyond)

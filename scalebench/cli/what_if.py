@@ -71,11 +71,12 @@ def _write(path: Path, plane: Plane) -> None:
     from itertools import product
 
     names = [axis.name.replace("-", "_") for axis in plane.axes]
-    header = ["execution", *names, "train_s", "samples_per_s", "efficiency", "bound_by"]
+    header = ["execution", *names, "train_s", "samples_per_s", "efficiency", "bound_by", "fits", "outside"]
     cells = product(*(axis.values for axis in plane.axes))
-    numbers = (each.ravel() for each in (plane.train_s, plane.throughput, plane.efficiency, plane.bound))
+    columns = (plane.train_s, plane.throughput, plane.efficiency, plane.bound, plane.lacking, plane.outside)
+    numbers = (each.ravel().tolist() for each in columns)
     with writing(path, ""), path.open("w", newline="") as file:
         writer = csv.writer(file, lineterminator="\n")
         writer.writerow(header)
-        for cell, seconds, rate, efficiency, bound in zip(cells, *numbers, strict=True):
-            writer.writerow(["modelled", *cell, seconds, rate, efficiency, plane.components[bound]])
+        for cell, *times, bound, lacking, outside in zip(cells, *numbers, strict=True):
+            writer.writerow(["modelled", *cell, *times, plane.components[bound], "no" if lacking else "", outside])

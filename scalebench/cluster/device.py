@@ -20,6 +20,7 @@ class Device(StrictModel):
 
     name: Name
     description: str = ""
+    kind: Literal["gpu", "cpu"] = Field("gpu", description="what its hours are counted as: GPU-hours or core-hours")
     peak_flops_per_s: dict[Dtype, PositiveFloat] = Field(min_length=1, description="dense matrix products, by dtype")
     memory_bandwidth_bytes_per_s: PositiveFloat = Field(description="bytes/s between the device and its memory")
     launch_overhead_s: PositiveFloat = Field(description="seconds of a kernel that computes nothing")

@@ -27,7 +27,7 @@ MARK = "scalebench-costs "  # prefix of the output line of a probe, among other 
 class EngineCost(BaseModel):
     """Costs of one engine at one rank count: allreduce, and overheads besides moving bytes."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True)
+    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
 
     engine: str
     ranks: PositiveInt
@@ -128,7 +128,7 @@ class EngineCost(BaseModel):
 class EngineCosts(BaseModel):
     """Costs of engines on one machine, one entry per engine and rank count."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True)
+    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
 
     entries: list[EngineCost] = Field(default_factory=list)
     others_load: float | None = Field(None, description="share of cores used by other programs meanwhile")

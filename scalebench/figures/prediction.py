@@ -18,6 +18,9 @@ if TYPE_CHECKING:  # pricing imports torch
     from scalebench.pricing.grid import Grid
 
 
+OUTSIDE = "outside what the inputs hold for, or too large"
+
+
 def draw_prediction(path: Path, grid: Grid, held: Sequence[Held], what: str, of_all: bool) -> None:
     """Write the figure of `grid` to `path`, with what is `held` at each of its points.
 
@@ -39,7 +42,7 @@ def fill_prediction(canvas: Canvas, grid: Grid, held: Sequence[Held], what: str,
             "engine": "virtual",
             "series": [str(point.strategy) for point in grid.points],
             "workers": [point.workers for point in grid.points],
-            "oversubscribed": False,
+            "oversubscribed": [point.marked for point in grid.points],  # crossed, like those
             "speedup": [point.speedup for point in grid.points],
             "efficiency": [point.efficiency for point in grid.points],
             "batch": [float("nan") if one.batch is None else one.batch for one in held],
@@ -75,7 +78,7 @@ def fill_prediction(canvas: Canvas, grid: Grid, held: Sequence[Held], what: str,
             panel.ax.set_yticks(powers, [f"{value:,}" for value in powers])
             panel.ax.set(ylim=(0.8, 1.25 * powers[-1]), ylabel=label)
         panel.workers_axis(table["workers"])
-    canvas.legends(look, table)
+    canvas.legends(look, table, crossed=OUTSIDE)
     canvas.say(
         f"{what}. Speedup and efficiency are against one serial worker at the same batch.",
         f"Batch and interval (of steps or epochs between synchronisations): the least power of two with which a point "

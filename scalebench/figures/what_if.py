@@ -7,16 +7,21 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
+from matplotlib.artist import Artist
 from matplotlib.colors import ListedColormap, LogNorm
+from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 from matplotlib.ticker import LogLocator
 
 from scalebench.figures.drawing.panel import Panel
+from scalebench.figures.drawing.styles import cross
 from scalebench.figures.plotting import picture
+from scalebench.figures.prediction import OUTSIDE
 
 if TYPE_CHECKING:  # pricing imports torch
     from scalebench.pricing.what_if import Plane
 
+_HATCH = "xx"
 COLORS = {
     "compute": "#4477AA",
     "network bandwidth": "#EE6677",
@@ -41,7 +46,13 @@ def draw_what_if(path: Path, plane: Plane, what: str) -> None:
         [[panel]] = canvas.grids((1, 1, 3.6))
         (_draw_line if len(plane.axes) == 1 else _draw_map)(panel, plane, used)
         names = [plane.components[place] for place in used]
-        canvas.legend([(Patch(color=COLORS[name], alpha=0.6), f"bound by {name}") for name in names])
+        entries: list[tuple[Artist, str]] = [
+            (Patch(color=COLORS[name], alpha=0.6), f"bound by {name}") for name in names
+        ]
+        if plane.marked.any():
+            mark = Line2D([], [], **cross()) if len(plane.axes) == 1 else Patch(facecolor="none", hatch=_HATCH)
+            entries.append((mark, OUTSIDE))
+        canvas.legend(entries)
         canvas.say(f"Modelled: {what}.")
 
 
@@ -52,6 +63,7 @@ def _draw_line(panel: Panel, plane: Plane, used: Sequence[int]) -> None:
     for place in used:
         here = plane.bound[:, 0] == place
         panel.ax.scatter(x[here], y[here], s=14, color=COLORS[plane.components[place]], zorder=3)
+    panel.ax.plot(x[plane.marked[:, 0]], y[plane.marked[:, 0]], **cross(), zorder=4)
     panel.seconds_axis(label="training time (s)")
     _label(panel, "x", axis.title, axis.values)
 
@@ -67,6 +79,8 @@ def _draw_map(panel: Panel, plane: Plane, used: Sequence[int]) -> None:
     ax.pcolormesh(x, y, plane.bound, cmap=colors, alpha=0.35, shading="nearest", rasterized=True, vmin=-0.5, vmax=top)
     for place in used if len(used) > 1 else ():
         ax.contour(x, y, (plane.bound == place).astype(float), levels=[0.5], colors="black", linewidths=0.8)
+    if plane.marked.any():
+        ax.contourf(x, y, plane.marked.astype(float), levels=[0.5, 1.5], colors="none", hatches=[_HATCH])
     ax.grid(visible=False)
     _label(panel, "x", columns.title, columns.values)
     _label(panel, "y", rows.title, rows.values)

@@ -11,6 +11,7 @@ import numpy as np
 from scalebench.errors import UsageError
 from scalebench.pricing.grid import Point
 from scalebench.pricing.prediction import SERIAL, Case, Predictor
+from scalebench.pricing.validity import lacking
 from scalebench.strategies.base import Strategy
 from scalebench.study.spec import Component
 
@@ -73,15 +74,15 @@ def knee(points: Sequence[Point]) -> Point:
     return max(points, key=lambda point: point.efficiency * point.speedup)
 
 
-def best_within(
-    points: Sequence[Point], hours: float, hours_of: Callable[[Point], float] = lambda point: point.worker_hours
-) -> Point | None:
-    """Return the fastest point of at most `hours` of workers; None if all cost more."""
-    return min(
-        (point for point in points if hours_of(point) <= hours and not point.lacking),
-        key=lambda point: point.train_s,
-        default=None,
-    )
+def best_within(points: Sequence[Point], hours: float, seconds_of: Callable[[Point], float]) -> Point | None:
+    """Return the point of the least `seconds_of` that takes at most `hours` of its workers; None if all take more."""
+    affordable = [point for point in points if hours_of(point, seconds_of) <= hours]
+    return min(affordable, key=seconds_of, default=None)
+
+
+def hours_of(point: Point, seconds_of: Callable[[Point], float]) -> float:
+    """Return the hours of all workers of `point` in its seconds."""
+    return point.workers * seconds_of(point) / 3600
 
 
 def bandwidth_for(predictor: Predictor, point: Point) -> dict[float, float]:
@@ -104,7 +105,7 @@ def bandwidth_for(predictor: Predictor, point: Point) -> dict[float, float]:
 
 
 def batch_for(predictor: Predictor, point: Point, efficiency: float = 0.8) -> int | None:
-    """Return the least batch (a power of two) that holds `efficiency` at the workers of `point`; None if none does.
+    """Return the least batch (a power of two) that fits and holds `efficiency` at the workers of `point`, or None.
 
     A point's efficiency is against one worker at the same batch.
     """
@@ -112,6 +113,8 @@ def batch_for(predictor: Predictor, point: Point, efficiency: float = 0.8) -> in
     for power in range(24):
         batch = 1 << power
         try:
+            if lacking(predictor, point.strategy, point.workers, batch):
+                break
             many = predictor.times(point.strategy, point.workers, [Case(predictor.platform, batch)])
             alone = predictor.times(SERIAL, 1, [Case(predictor.platform, batch)])
         except UsageError:  # a global batch smaller than the workers

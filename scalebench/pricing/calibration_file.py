@@ -20,7 +20,7 @@ from scalebench.system.atomic_write import write_atomic
 class Measurement(BaseModel):
     """Model, dtype and machine of a calibration."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True)
+    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
 
     model: str
     dtype: str
@@ -47,7 +47,7 @@ class Measurement(BaseModel):
 class Trained(BaseModel):
     """Model and data whose steps were measured, as far as a prediction needs them."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True)
+    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
 
     model: Component
     optimizer: Component
@@ -61,7 +61,7 @@ class Trained(BaseModel):
 class Calibration(BaseModel):
     """Step times, engine costs and times of operations; no `tables` where a study states its step times."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True)
+    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
 
     key: str  # hash of the machine, the torch build, the model, the data and the settings that were measured
     measured: Measurement | None = None

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -26,6 +25,7 @@ from scalebench.pricing.step_times import (
 )
 
 Seconds = NDArray[np.float64]
+_LONGEST_STEP_S = 1e9
 
 
 class LayerTimes(NamedTuple):
@@ -61,6 +61,15 @@ class TimeModel:
         """Return the times of a step of `batch` samples."""
         raise NotImplementedError
 
+    @property
+    def gpu(self) -> bool:
+        """Return True if the device is known to be a GPU."""
+        return False
+
+    def outside(self, layers: LayerTable, batch: float, busy: int) -> list[str]:
+        """Return where a step of `batch` samples beside `busy` workers of the node is outside what is known."""
+        return []
+
     def under(self, workers: int) -> TimeModel:
         """Return the times under the load of so many busy workers of a node."""
         return self
@@ -90,8 +99,8 @@ class Stated(TimeModel):
     batch: int
 
     def __post_init__(self) -> None:
-        if not (math.isfinite(self.step_s) and self.step_s > 0):
-            raise ClusterError(f"step time: expected seconds greater than 0, got {self.step_s:g}")
+        if not 0 < self.step_s < _LONGEST_STEP_S:
+            raise ClusterError(f"step time: expected seconds greater than 0, below 1e9, got {self.step_s:g}")
         if self.batch < 1:
             raise ClusterError(f"batch of the step time: expected 1 or more samples, got {self.batch}")
 
@@ -103,6 +112,10 @@ class Stated(TimeModel):
         seconds = self.step_s * batch / self.batch
         forward, backward = _shares(layers)
         return LayerTimes(seconds * FORWARD_SHARE * forward, seconds * BACKWARD_SHARE * backward, 0.0)
+
+    def outside(self, layers: LayerTable, batch: float, busy: int) -> list[str]:
+        near = 0.5 <= batch / self.batch <= 2
+        return [] if near else [f"step time stated at batch {self.batch}, taken as proportional"]
 
     def _faster(self, factor: float) -> Stated:
         return replace(self, step_s=self.step_s / factor)
@@ -131,6 +144,14 @@ class Measured(TimeModel):
     def shuffle_s_per_sample(self) -> float:
         """Seconds of laying out a sample for an epoch."""
         return self.tables[0].shuffle_s_per_sample
+
+    def outside(self, layers: LayerTable, batch: float, busy: int) -> list[str]:
+        least, most, found = self.sizes[0], self.sizes[-1], []
+        if not least <= batch <= most:
+            found.append(f"steps measured at {least} to {most} samples")
+        if busy not in [table.busy_workers for table in self.tables]:
+            found.append(f"steps not measured beside {busy - 1} busy workers")
+        return found
 
     def under(self, workers: int) -> Measured:
         table = table_under(self.tables, workers)
@@ -176,6 +197,10 @@ class Roofline(TimeModel):
     @property
     def memory_gib(self) -> float:
         return self.device.memory_gib
+
+    @property
+    def gpu(self) -> bool:
+        return self.device.kind == "gpu"
 
     @property
     def source(self) -> str:
@@ -224,6 +249,13 @@ class Scaled(TimeModel):
     @property
     def memory_gib(self) -> float:
         return self.there.memory_gib
+
+    @property
+    def gpu(self) -> bool:
+        return self.there.gpu
+
+    def outside(self, layers: LayerTable, batch: float, busy: int) -> list[str]:
+        return self.base.outside(layers, batch, busy)
 
     @property
     def source(self) -> str:

@@ -6,22 +6,20 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from scalebench.errors import UsageError
-from scalebench.pricing.devices import Measured, Scaled, Stated
-from scalebench.pricing.memory import worker_memory
 from scalebench.pricing.overlap import hidden_s
-from scalebench.pricing.prediction import SERIAL, Case, Predictor, optimizer_states
+from scalebench.pricing.prediction import SERIAL, Case, Predictor
+from scalebench.pricing.validity import lacking, memory_of, outside
 from scalebench.study.spec import Component
 
 _REACTS = 1.001  # least factor by which half of a component's time shortens the training, to count
-_FEW_STEPS = 8
 
 
 @dataclass(frozen=True)
 class Point:
     """Prediction of one training.
 
-    `gains` are the factors by which the training becomes shorter with half the time of each component; `validity` says
-    where the point lies outside what the model is known to hold for, empty inside.
+    `gains` are the factors by which the training becomes shorter with half the time of each component; `outside` says
+    where the point lies outside what its inputs are known to hold for, `lacking` which memory it has too little of.
     """
 
     strategy: Component
@@ -43,7 +41,12 @@ class Point:
     gains: dict[str, float]
     queued: bool
     lacking: str = ""
-    validity: tuple[str, ...] = ()
+    outside: tuple[str, ...] = ()
+
+    @property
+    def marked(self) -> bool:
+        """True where the point lies outside what is known, or does not fit."""
+        return bool(self.outside or self.lacking)
 
     @property
     def step_s(self) -> float:
@@ -81,26 +84,26 @@ class Grid:
         """Return the points of a strategy by ascending workers."""
         return [point for point in self.points if point.strategy == strategy]
 
+    def advised(self) -> list[Point]:
+        """Return the points to choose from: those that fit, and of them those inside what is known if there are any."""
+        fitting = [point for point in self.points if not point.lacking]
+        return [point for point in fitting if not point.outside] or fitting
+
     def without_effect(self) -> list[str]:
         """Return the components that no point reacts to."""
         names = dict.fromkeys(name for point in self.points for name in point.gains)
         return [name for name in names if all(point.gains[name] < _REACTS for point in self.points)]
 
 
-def predict(
-    predictor: Predictor, strategies: Sequence[Component], counts: Sequence[int], memory_gib: float | None = None
-) -> Grid:
-    """Predict `strategies` at each worker count; those that one does not suit are refused in a line each.
-
-    Workers of more than `memory_gib` (default: the device's memory, where it is known) do not fit.
-    """
+def predict(predictor: Predictor, strategies: Sequence[Component], counts: Sequence[int]) -> Grid:
+    """Predict `strategies` at each worker count; those that one does not suit are refused in a line each."""
     grid = Grid()
     alone = float(predictor.times(SERIAL, 1, [Case(predictor.platform, predictor.workload.batch)]).time[0])
     for strategy in strategies:
         found: dict[str, list[int]] = {}
         for workers in counts:
             try:
-                grid.points.append(_point(predictor, strategy, workers, alone, memory_gib))
+                grid.points.append(_point(predictor, strategy, workers, alone))
             except UsageError as error:
                 found.setdefault(str(error).partition(": ")[2] or str(error), []).append(workers)
         for reason, refused in found.items():
@@ -108,7 +111,7 @@ def predict(
     return grid
 
 
-def _point(predictor: Predictor, strategy: Component, workers: int, alone: float, memory_gib: float | None) -> Point:
+def _point(predictor: Predictor, strategy: Component, workers: int, alone: float) -> Point:
     platform, workload = predictor.platform, predictor.workload
     steps, batch = workload.batches(workers)
     cases = [Case(platform, workload.batch)]
@@ -116,14 +119,6 @@ def _point(predictor: Predictor, strategy: Component, workers: int, alone: float
     times = predictor.times(strategy, workers, cases)
     train_s = float(times.time[0])
     gains = dict(zip(platform.components, (train_s / times.time[1:]).tolist(), strict=True))
-    memory = worker_memory(
-        workload.layers,
-        max(1, round(batch)),
-        workload.dtype,
-        optimizer_states(workload.optimizer),
-        predictor.schedule(strategy, workers),
-    )
-    memory_gib = platform.device.memory_gib if memory_gib is None else memory_gib
     return Point(
         strategy=strategy,
         workers=workers,
@@ -140,39 +135,9 @@ def _point(predictor: Predictor, strategy: Component, workers: int, alone: float
         exposed_s=float(times.comm[0]),
         hidden_s=hidden_s(float(times.transfer[0]), float(times.comm[0] - times.wait[0]), train_s),
         wait_s=float(times.wait[0]),
-        memory_bytes=memory.total,
+        memory_bytes=memory_of(predictor, strategy, workers).total,
         gains=gains,
         queued=bool(times.queued[0]),
-        lacking=memory.lacking(memory_gib, "the device") if memory_gib is not None else "",
-        validity=tuple(_outside(predictor, strategy, workers, steps, batch, queue=_queues(predictor, strategy))),
+        lacking=lacking(predictor, strategy, workers),
+        outside=outside(predictor, strategy, workers),
     )
-
-
-def _queues(predictor: Predictor, strategy: Component) -> bool:
-    return not predictor.strategy(strategy).deterministic and strategy.name != "gossip"
-
-
-def _outside(
-    predictor: Predictor, strategy: Component, workers: int, steps: int, batch: float, *, queue: bool
-) -> list[str]:
-    """Return where a point lies outside the range of its inputs."""
-    platform, found = predictor.platform, []
-    room = platform.cluster.nodes * platform.cluster.node.workers_per_node
-    if workers > room:
-        found.append(f"beyond the {room:,} workers of {platform.cluster.name}")
-    device = platform.device.base if isinstance(platform.device, Scaled) else platform.device
-    if isinstance(device, Stated) and not 0.5 <= batch / device.batch <= 2:
-        found.append(f"step time stated at batch {device.batch}, taken as proportional")
-    if isinstance(device, Measured):
-        sizes, load = device.sizes, min(workers, platform.cluster.node.workers_per_node)
-        if not sizes[0] <= batch <= sizes[-1]:
-            found.append(f"steps measured at {sizes[0]} to {sizes[-1]} samples")
-        if load not in [table.busy_workers for table in device.tables]:
-            found.append(f"steps not measured beside {load - 1} busy workers")
-        if workers > 1 and str(strategy) not in platform.operations:
-            found.append(f"what {strategy} computes beside steps was not measured")
-    if steps < _FEW_STEPS:
-        found.append(f"fewer than {_FEW_STEPS} steps an epoch")
-    if queue:
-        found.append("steady state of a queue")
-    return found

@@ -179,19 +179,20 @@ class Learned(TimeModel):
     def _faster(self, factor: float) -> Learned:
         return replace(self, speed=self.speed * factor)
 
-    def note(self, layers: LayerTable, batch: int) -> str:
-        """Return one line on the layers outside what was measured; empty if there are none."""
+    @property
+    def gpu(self) -> bool:
+        return self.roofline.gpu
+
+    def outside(self, layers: LayerTable, batch: float, busy: int) -> list[str]:
         computing = {index for index, layer in enumerate(layers.layers) if layer.inputs + layer.activations}
-        outside = set(computing)
-        for (_, part), rows, _, covered in self._asked(layers, batch):
+        modelled = set(computing)
+        for (_, part), rows, _, covered in self._asked(layers, max(1, round(batch))):
             if part == "forward":
-                outside -= set(rows[covered].tolist())
-        if not outside:
-            return ""
-        return (
-            f"{len(outside)} of {len(computing)} layers of {layers.name} at batch {batch} are outside the kernels "
-            f"measured on {self.kernels.machine}; their times are those of the {self.roofline.source}"
-        )
+                modelled -= set(rows[covered].tolist())
+        if not modelled:
+            return []
+        layers_of = f"{len(modelled)} of {len(computing)} layers"
+        return [f"{layers_of} outside the kernels of {self.kernels.machine}: times of the {self.roofline.source}"]
 
     def _asked(
         self, layers: LayerTable, batch: int

@@ -64,6 +64,7 @@ def measure_device() -> Device:
     launch = _least(lambda: [one.add(1) for _ in range(100)]) / 100
     return Device(
         name="this-machine",
+        kind="cpu",
         peak_flops_per_s={"float32": 2 * side**3 / product},
         memory_bandwidth_bytes_per_s=2 * source.nbytes / copy,
         launch_overhead_s=launch,

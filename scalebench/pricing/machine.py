@@ -17,7 +17,7 @@ from scalebench.pricing.step_times import StepTable, table_under
 class OperationTime(BaseModel):
     """Seconds of an operation of a strategy besides steps: on the messages of two workers, and per further one."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True)
+    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
 
     seconds: NonNegativeFloat
     per_member_s: NonNegativeFloat = 0.0

@@ -45,8 +45,8 @@ class WorkerMemory:
         over = self.total - memory_gib * _GIB
         if over <= 0:
             return ""
-        names = ("activations", "parameters", "gradients", "optimizer", "strategy")
-        parts = {name: int(getattr(self, name)) for name in names}
+        parts = {name: int(getattr(self, name)) for name in ("activations", "parameters", "gradients")}
+        parts |= {"states of the optimizer": self.optimizer, "tensors of the strategy": self.strategy}
         largest = max(parts, key=lambda name: parts[name])
         batch = self.largest_batch(memory_gib)
         rest = digits(self.fixed / _GIB)

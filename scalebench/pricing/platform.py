@@ -17,7 +17,8 @@ TIMES = ("launch overhead", "network latency", "engine", "input", "epoch overhea
 @dataclass(frozen=True)
 class Platform:
     """`input_s` seconds in which the input pipeline of a worker makes a sample, beside compute; `epoch_s` are fixed
-    seconds of each epoch; `jitter` is the standard deviation of a step's compute relative to its mean."""
+    seconds of each epoch; `jitter` is the standard deviation of a step's compute relative to its mean; `stated_gib` is
+    the memory of a worker where it is not the device's."""
 
     cluster: Cluster
     device: TimeModel
@@ -27,6 +28,20 @@ class Platform:
     input_s: float = 0.0
     epoch_s: float = 0.0
     jitter: float = 0.0
+    stated_gib: float | None = None
+
+    @property
+    def memory_gib(self) -> float | None:
+        """Memory of a worker, None where it is not known."""
+        return self.device.memory_gib if self.stated_gib is None else self.stated_gib
+
+    @property
+    def hours(self) -> tuple[str, float]:
+        """Unit in which hours are counted, and how many of it an hour of a worker is."""
+        node = self.cluster.node
+        if node.gpus or self.device.gpu:
+            return "GPU-hours", 1.0
+        return "core-hours", node.cores / node.workers_per_node
 
     @property
     def components(self) -> tuple[str, ...]:

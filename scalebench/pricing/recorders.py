@@ -92,7 +92,7 @@ class RecordingCommunicator:
     ) -> None:
         self._clock, self._partition, self._worker, self._parent = clock, partition, worker, parent
         self._ranks = partition.members(int(partition.labels[worker]))
-        self._rank, self.size = self._ranks.index(worker), len(self._ranks)
+        self.place, self.size = self._ranks.index(worker), len(self._ranks)  # `rank` is noted as read
         self.collectives = self.bytes_sent = 0
         self.calls: int | None = None
         self._splits = count()
@@ -100,7 +100,7 @@ class RecordingCommunicator:
     @property
     def rank(self) -> int:
         self._clock.reads("rank")
-        return self._rank
+        return self.place
 
     def barrier(self) -> None:
         self._write("barrier", 0)
@@ -197,7 +197,7 @@ class RecordingShared:
 
     def __init__(self, comm: RecordingCommunicator, clock: RecordingClock, initial: Tensor, host: int) -> None:
         self.merges = 0
-        self.vector = initial.clone()
+        self.vector = initial.clone() if host == comm.place else initial  # only its host has memory for it
         self._comm, self._clock, self._host = comm, clock, host
 
     @contextmanager

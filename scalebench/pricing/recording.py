@@ -260,17 +260,15 @@ def _nothing(samples: int) -> Tensor:
 
 def _tensors(held: Any) -> Iterator[Tensor]:
     """Tensors in containers and in objects of strategies, at any depth."""
-    if isinstance(held, Tensor):
-        yield held
+    if isinstance(held, Tensor | RecordingShared):
+        yield held if isinstance(held, Tensor) else held.vector
         return
     inner: Iterable[Any] = ()
     if isinstance(held, dict):
         inner = held.values()
     elif isinstance(held, list | tuple | set):
         inner = held
-    elif isinstance(held, SimpleNamespace | RecordingShared) or type(held).__module__.startswith(
-        "scalebench.strategies"
-    ):
+    elif isinstance(held, SimpleNamespace) or type(held).__module__.startswith("scalebench.strategies"):
         inner = [each for each in getattr(held, "__dict__", {}).values() if not isinstance(each, RecordingWorker)]
     for each in inner:
         yield from _tensors(each)

@@ -29,7 +29,7 @@ Seconds = Annotated[list[Annotated[float, Field(ge=0, allow_inf_nan=False)]], Fi
 class BatchTimes(BaseModel):
     """Seconds per step and task at one batch size, as means of consecutive blocks of steps, and gradients by layer."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True)
+    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
 
     samples: PositiveInt
     data_s: Seconds
@@ -46,7 +46,7 @@ class BatchTimes(BaseModel):
 class StepTable(BaseModel):
     """Measured or stated step times of one model on one kind of node under one load."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True)
+    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
 
     source: str
     busy_workers: PositiveInt  # that computed on the node at the same time

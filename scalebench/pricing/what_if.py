@@ -6,6 +6,7 @@ latency, jitter, and the interval between synchronisations.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
@@ -17,6 +18,7 @@ from scalebench.formatting import digits, seconds, share
 from scalebench.pricing.advice import interval_option, with_option
 from scalebench.pricing.platform import RATES, Platform
 from scalebench.pricing.prediction import SERIAL, Case, Predictor
+from scalebench.pricing.validity import lacking, outside
 from scalebench.study.spec import Component
 
 Floats = NDArray[np.float64]
@@ -28,7 +30,8 @@ FACTORS = {
     "latency": "network latency",
 }
 COUNTS = ("batch", "workers", "interval")
-_POINTS = 50
+_POINTS, _MOST_POINTS = 50, 1000
+_LEAST = 1e-9
 _FORM = "expected AXIS=LOW..HIGH, AXIS=LOW..HIGH:POINTS or AXIS=VALUE,VALUE,..."
 AXES = ("batch", "flops", "memory-bandwidth", "link-bandwidth", "workers", "latency", "jitter", "interval")
 
@@ -43,9 +46,10 @@ class Axis:
     def __post_init__(self) -> None:
         if self.name not in AXES:
             raise UsageError(f"unknown axis {self.name!r}; {nearest(self.name, AXES)}")
-        least = 0.0 if self.name == "jitter" else 1.0 if self.name in COUNTS else 1e-9
-        if not self.values or not all(least <= value < float("inf") for value in self.values):
-            raise UsageError(f"axis {self.name}: expected values of {least:g} or more, got {self.values or 'none'}")
+        least = 0.0 if self.name == "jitter" else 1.0 if self.name in COUNTS else _LEAST
+        wrong = [value for value in self.values if not least <= value < math.inf]
+        if wrong or not self.values:
+            raise UsageError(f"axis {self.name}: expected values of {least:g} or more, got {(*wrong, 'none')[0]}")
 
     @classmethod
     def parse(cls, text: str) -> Axis:
@@ -63,8 +67,10 @@ class Axis:
                 values = sorted({float(value) for value in said.split(",")})
             else:
                 ends, count = (float(low), float(high)), int(points or _POINTS)
-                if ends[0] >= ends[1] or count < 2 or (ends[0] <= 0 and name != "jitter"):
-                    raise ValueError
+                if not 2 <= count <= _MOST_POINTS:
+                    raise UsageError(f"axis {name}: expected 2 to {_MOST_POINTS:,} points, got {count:,}")
+                if not (0 if name == "jitter" else _LEAST) <= ends[0] < ends[1] < math.inf:
+                    raise UsageError(f"axis {name}: expected a range that rises from above 0, got {span}")
                 values = (np.linspace if name == "jitter" else np.geomspace)(*ends, count).tolist()
             if name in COUNTS:
                 values = sorted({float(round(value)) for value in values})
@@ -84,7 +90,8 @@ class Axis:
 class Plane:
     """Cells of one or two axes: seconds, throughput (samples/s), efficiency, and the binding component, (n, m).
 
-    `bound` holds places in `components`; with one axis m is 1.
+    `bound` holds places in `components`, `outside` and `lacking` say where a cell lies outside what the inputs are
+    known to hold for and does not fit; with one axis m is 1.
     """
 
     axes: tuple[Axis, ...]
@@ -93,10 +100,19 @@ class Plane:
     throughput: Floats
     efficiency: Floats
     bound: NDArray[np.int64]
+    outside: NDArray[np.str_]
+    lacking: NDArray[np.str_]
+
+    @property
+    def marked(self) -> NDArray[np.bool_]:
+        """True for cells outside what is known, or that do not fit."""
+        return np.asarray((self.outside != "") | (self.lacking != ""))
 
     def sentences(self) -> list[str]:
         """Return the range of times and where the least is, the share and place of each binding component."""
-        best = divmod(int(self.train_s.argmin()), self.train_s.shape[1])
+        allowed = [self.lacking == "", ~self.marked]  # the least is one of the last of these that have cells
+        chosen = next((each for each in reversed(allowed) if each.any()), np.ones(self.train_s.shape, dtype=bool))
+        best = divmod(int(np.where(chosen, self.train_s, np.inf).argmin()), self.train_s.shape[1])
         where = ", ".join(
             f"{axis.name} {digits(axis.values[place])}" for axis, place in zip(self.axes, best, strict=False)
         )
@@ -109,7 +125,15 @@ class Plane:
             for place, name in enumerate(self.components)
             if (part := self.share_bound_by(name))
         ]
-        return said + [f"the time does not react to {name}" for name in self.without_effect()]
+        said += [f"the time does not react to {name}" for name in self.without_effect()]
+        for what, texts in (
+            ("outside what the inputs are known to hold for", self.outside),
+            ("too large", self.lacking),
+        ):
+            if len(reasons := list(dict.fromkeys(texts[texts != ""].tolist()))):
+                more = "; ..." if len(reasons) > 1 else ""
+                said.append(f"{what}, {share(float((texts != '').mean()))} of the cells: {reasons[0]}{more}")
+        return said
 
     def share_bound_by(self, component: str) -> float:
         """Return the share of cells that `component` binds."""
@@ -131,6 +155,8 @@ class Plane:
         """Return the axes along which no time changes by 0.1 %."""
         found = []
         for place, axis in enumerate(self.axes):
+            if len(axis.values) == 1:
+                continue
             spread = self.train_s.max(axis=place) / self.train_s.min(axis=place)
             if (spread < 1.001).all():
                 found.append(axis.name)
@@ -158,6 +184,16 @@ def what_if(predictor: Predictor, strategy: Component, workers: int, axes: Seque
     return _priced(predictor, groups, tuple(axes), shape, kept)
 
 
+def _marks(
+    predictor: Predictor, strategy: Component, workers: int, batches: Sequence[int]
+) -> tuple[list[str], list[str]]:
+    """Return where trainings at `batches` lie outside what is known, and what of them does not fit."""
+    distinct = dict.fromkeys(batches)
+    known = {batch: "; ".join(outside(predictor, strategy, workers, batch)) for batch in distinct}
+    large = {batch: lacking(predictor, strategy, workers, batch) for batch in distinct}
+    return [known[batch] for batch in batches], [large[batch] for batch in batches]
+
+
 def _priced(
     predictor: Predictor,
     groups: dict[tuple[int, str], tuple[Component, list[tuple[int, Case]]]],
@@ -170,10 +206,13 @@ def _priced(
         dict.fromkeys(name for _, own in groups.values() for _, case in own for name in case.platform.components)
     )
     times_s, alone, bound = np.empty(cells), np.empty(cells), np.empty(cells, dtype=np.int64)
+    outside_of, lacking_of = np.empty(cells, dtype=object), np.empty(cells, dtype=object)
     improved: dict[tuple[int, str], Platform] = {}
     for (workers, _), (strategy, own) in groups.items():
         places = [place for place, _ in own]
         cases = [case for _, case in own]
+        marks = _marks(predictor, strategy, workers, [case.batch for case in cases])
+        outside_of[places], lacking_of[places] = marks
         for name in names:
             for _, case in own:
                 key = (id(case.platform), name)
@@ -193,6 +232,8 @@ def _priced(
         (workload.epochs * workload.samples / times_s).reshape(shape),
         (alone / times_s).reshape(shape),
         bound.reshape(shape),
+        outside_of.astype(str).reshape(shape),
+        lacking_of.astype(str).reshape(shape),
     )
 
 

@@ -70,7 +70,9 @@ def test_epochs_to_target_are_fitted_to_a_study(study, tmp_path):  # noqa: F811
     output = invoke(*asked, "--epochs-to-target", str(folder)).output
     assert "epochs to target of allreduce: e0 (1 + B / b-crit)" in output
     assert "epochs to target of epoch_average: not known from what was run" in output
-    assert "some points lie beyond: epochs to target fitted to global batches of 8 to 128" in output
+    assert "* outside what the inputs are known to hold for: epochs to target fitted to global batches of 8 to 128" in (
+        " ".join(output.split())
+    )
     with table.open() as file:
         near, far, other, _ = csv.DictReader(file)
     assert float(near["epochs_to_target"]) == pytest.approx(law(4), rel=0.05)
@@ -107,6 +109,54 @@ def test_step_time_is_scaled_to_another_device(tmp_path):
 
 
 @pytest.mark.parametrize(
+    "option", ["--memory", "--jitter", "--price", "--budget", "--input-rate", "--epoch-overhead", "--step-time"]
+)
+@pytest.mark.parametrize("number", ["nan", "inf"])
+def test_number_that_is_not_finite_is_refused(option, number):
+    with pytest.raises((UsageError, click.UsageError)) as caught:
+        invoke(*(() if option == "--step-time" else ("--step-time", "0.1")), option, number)
+    assert caught.value.exit_code == 2
+
+
+def test_advice_keeps_to_points_that_fit_inside_the_inputs_range():
+    """Of 3,744 workers of the cluster, and of the law that was fitted."""
+    output = invoke("--step-time", "0.1", "--workers", "1024,2048,16384", "--strategy", "allreduce", "--budget", "1e6",
+                    "--epochs-to-target", "35,20000").output  # fmt: skip
+    assert "knee at 2,048" in output
+    assert "Best for 1e+06 GPU-hours: allreduce at 2,048 workers" in output
+    assert "to the target for" in output
+    assert "at 2,048 workers is the least" in output
+
+
+def test_needed_batch_fits_the_device():
+    asked = [
+        "predict",
+        "vgg16",
+        "--cluster",
+        "ethernet-10g",
+        "--device",
+        "v100-16gb",
+        "--batch",
+        "32",
+        "--workers",
+        "64",
+    ]
+    output = CliRunner().invoke(main, [*asked, "--strategy", "allreduce"], standalone_mode=False).output
+    assert "80 % efficiency at 64 workers: accumulate=" in output, "a batch of 1,024 needs 73 GiB"
+
+
+def test_hours_are_those_of_the_device(tmp_path):
+    """A cluster file without GPUs may be given a GPU, or another processor."""
+    for device, unit in (("v100-16gb", "GPU-hours"), ("xeon-8160", "core-hours")):
+        table = tmp_path / f"{device}.csv"
+        asked = ["predict", "resnet50", "--cluster", "ethernet-10g", "--device", device, "--workers", "2"]
+        output = CliRunner().invoke(main, [*asked, "--csv", str(table)], standalone_mode=False).output
+        assert unit in output
+        with table.open() as file:
+            assert bool(next(csv.DictReader(file))["cost_gpu_hours"]) == (unit == "GPU-hours")
+
+
+@pytest.mark.parametrize(
     ("arguments", "message"),
     [
         ([], "--step-time"),
@@ -118,7 +168,12 @@ def test_step_time_is_scaled_to_another_device(tmp_path):
         (["--step-time", "0.1", "--strategy", "local_sgd:step=4"], "steps"),
         (["--step-time", "0.1", "--workers", "4..1"], "--workers"),
         (["--step-time", "0.1", "--budget", "-1"], "--budget"),
-        (["--step-time", "0.1", "--epochs-to-target", "35"], "35 holds no runs.csv"),
+        (["--step-time", "0.1", "--epochs-to-target", "35"], "expected E0,B_CRIT, a study or a file.csv"),
+        (["--step-time", "0.1", "--epochs-to-target", "35,twenty"], "expected E0,B_CRIT, a study or a file.csv"),
+        (["--step-time", "1e308"], "below 1e9"),
+        (["--step-time", "0.1", "--jitter", "1e300"], "--jitter"),
+        (["--step-time", "0.1", "--layers", "mine.csv"], "MODEL or --layers"),
+        (["--step-time", "0.1", "--input", "3x0x32"], "3x224x224"),
         (["--step-time", "0.1", "--epochs-to-target", "0,20000"], "epochs at batch 0 is 0; expected a number greater"),
         (["--step-time", "0.1", "--measured-on", "v100-16gb"], "--measured-on"),
         (["--device", "a100-40gb", "--measured-on", "v100-16gb"], "--measured-on"),

@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
+from matplotlib.legend import Legend
+
 from scalebench.figures.drawing.canvas import Canvas
 from scalebench.figures.plotting import house_style
-from scalebench.figures.prediction import fill_prediction
+from scalebench.figures.prediction import OUTSIDE, fill_prediction
 from scalebench.pricing.advice import batch_for, held_at, interval_for
 from scalebench.pricing.grid import predict
+from scalebench.pricing.prediction import Predictor
 from scalebench.study.spec import Component
 from tests.pricing.test_prediction import predictor
 
@@ -30,6 +35,20 @@ def test_points_have_the_batch_and_the_interval_that_hold_an_efficiency():
         held = {place: value for place, value in found.items() if value is not None}
         assert held
         assert drawn[quantity].to_dict() == held
+
+
+def test_points_outside_the_inputs_range_are_crossed():
+    whole = predictor()
+    cluster = whole.platform.cluster.model_copy(update={"nodes": 1})
+    own = Predictor(whole.workload, replace(whole.platform, cluster=cluster))
+    grid = predict(own, STRATEGIES[:1], [2, 16])
+    with house_style():
+        canvas = Canvas("prediction")
+        fill_prediction(canvas, grid, [held_at(own, point) for point in grid.points], "resnet50", of_all=False)
+        canvas.finish()
+    crossed = canvas.data().dropna(subset=["workers"]).groupby("workers")["oversubscribed"].all()
+    assert crossed.to_dict() == {2: False, 16: True}
+    assert OUTSIDE in {text.get_text() for legend in canvas._figure.findobj(Legend) for text in legend.get_texts()}
 
 
 def _place(point):

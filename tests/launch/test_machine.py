@@ -173,9 +173,10 @@ def test_calibration_of_another_model_is_refused_by_name(scalebench, calibration
         (lambda raw: raw["tables"][0]["batches"][0].update(update_s=["2 ms"]), "expected a number, got '2 ms'"),
         (lambda raw: raw["tables"][0]["batches"][0].update(forward=[1.0]), "unknown key 'tables.0.batches.0.forward'"),
         (lambda raw: raw["engines"]["entries"][0].update(alpha_s=-1e-5), "'engines.entries.0.alpha_s'"),
+        (lambda raw: raw["engines"]["entries"][0].update(points=[[4, float("inf")]]), "'engines.entries.0.points.0.1'"),
         (lambda raw: raw["tables"][0].update(batches=[]), "tables.0.batches"),
     ],
-    ids=["missing", "negative", "text", "without unit", "engine", "empty"],
+    ids=["missing", "negative", "text", "without unit", "engine", "infinite", "empty"],
 )
 def test_damaged_calibration_is_refused_with_its_key(scalebench, calibration, change, said):
     answer = scalebench(*RUN, "--workers", "1", "--name", "mine", "--calibration", calibration(change), code=2)

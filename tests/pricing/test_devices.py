@@ -121,9 +121,9 @@ def test_operations_of_a_scaled_device_follow_its_memory_bandwidth():
 @pytest.mark.parametrize(
     ("make", "message"),
     [
-        (lambda: Stated(0.0, 32), "step time: expected seconds greater than 0, got 0"),
-        (lambda: Stated(-1.0, 32), "step time: expected seconds greater than 0, got -1"),
-        (lambda: Stated(math.nan, 32), "step time: expected seconds greater than 0, got nan"),
+        (lambda: Stated(0.0, 32), "step time: expected seconds greater than 0, below 1e9, got 0"),
+        (lambda: Stated(-1.0, 32), "step time: expected seconds greater than 0, below 1e9, got -1"),
+        (lambda: Stated(math.nan, 32), "step time: expected seconds greater than 0, below 1e9, got nan"),
         (lambda: Stated(1.0, 0), "batch of the step time: expected 1 or more samples, got 0"),
         (lambda: Roofline(DEVICE, "bfloat16"), "device toy: no peak_flops_per_s in bfloat16"),
         (lambda: step_table(Stated(1.0, 1), TOY, [0]), "batch: expected 1 or more samples, got 0"),

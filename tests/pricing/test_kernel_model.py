@@ -75,12 +75,11 @@ def test_layers_inside_the_hull_are_learned_and_others_are_the_rooflines(model):
     assert times.backward[[0, 2]] == pytest.approx(expected * [1, 2], rel=0.15)  # no gradient of the input
     assert times.forward[1] == pytest.approx(5e-6 + 64 * batch * 4 / 1e10, rel=0.15)  # tanh as relu
     assert times.update_s == bound.update_s
-    assert learned.note(inside, batch) == ""
+    assert learned.outside(inside, batch, 1) == []
     assert learned.times(outside, batch).forward[2] == ROOFLINE.times(outside, batch).forward[2]
-    assert learned.note(outside, batch) == (
-        "1 of 3 layers of toy at batch 16 are outside the kernels measured on made up; their times are those of the "
-        "roofline of epyc-7742 in float32"
-    )
+    assert learned.outside(outside, batch, 1) == [
+        "1 of 3 layers outside the kernels of made up: times of the roofline of epyc-7742 in float32"
+    ]
 
 
 def test_step_table_of_learned_times(model):
@@ -91,7 +90,8 @@ def test_step_table_of_learned_times(model):
 
 def test_kinds_that_were_not_measured_are_counted(model):
     layers = read_layers(TABLE.replace("a,gemm", "a,conv").format(2 * 32 * 64, 2 * 32, 32, 1), "toy", "toy")
-    assert Learned(model, ROOFLINE).note(layers, 16).startswith("2 of 3 layers of toy at batch 16")  # c has n = 1
+    (said,) = Learned(model, ROOFLINE).outside(layers, 16, 1)
+    assert said.startswith("2 of 3 layers outside the kernels")  # c has n = 1
 
 
 def test_file_holds_the_model(model, tmp_path):
@@ -172,7 +172,7 @@ def test_measured_kernels_are_a_device_of_predict(model, tmp_path, invoke, monke
     assert "--kernels: measures no study" in invoke("calibrate", "--kernels", path, "--model", "mlp", code=2)
     said = invoke("predict", "vgg16", "--cluster", "juwels-booster", "--device", path, "--workers", "1,4")
     assert "kernel model of made up in float32" in said
-    assert "layers of vgg16 at batch 64 are outside the kernels measured" in said
+    assert "layers outside the kernels of made up" in said
 
 
 def test_faster_kernels_take_less_time(model):

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
 import yaml
 
-from scalebench.cluster.engine_costs import EngineCosts
+from scalebench.cluster.engine_costs import EngineCost, EngineCosts
 from scalebench.cluster.load import load_cluster
 from scalebench.models.layer_counting import count_model
 from scalebench.models.layers import Layer, LayerTable
@@ -22,6 +24,7 @@ from scalebench.pricing.prediction import Case, Predictor, Workload
 from scalebench.pricing.price import price
 from scalebench.pricing.recording import record
 from scalebench.pricing.step_times import StepTimes
+from scalebench.pricing.validity import memory_of, outside
 from scalebench.strategies import registry
 from scalebench.study.spec import Component
 from scalebench.system.clock import Task
@@ -126,3 +129,25 @@ def test_prediction_by_a_calibration_is_the_virtual_time_of_that_study(make_run,
 def _meta(run, data):
     dtype = getattr(torch, run.dtype)
     return build_model(run.model, data.input_shape, data.outputs, data.task, dtype, run.seed).to("meta")
+
+
+@pytest.mark.parametrize(
+    ("workers", "said"),
+    [
+        (2, ()),
+        (4, ("mpi measured among 2 ranks",)),
+        (8, ("mpi measured on 1 node, its links are modelled beyond",)),
+    ],
+)
+def test_collectives_that_were_not_measured_are_told(workers, said):
+    cost = EngineCost(engine="mpi", ranks=2, alpha_s=1e-5, points=[(4, 1e-5)], source="a test")
+    own = predictor()
+    measured = Predictor(own.workload, replace(own.platform, engines=EngineCosts(entries=[cost])))
+    assert outside(measured, Component(name="allreduce"), workers) == said
+    assert outside(measured, Component(name="ddp"), workers) == (), "of gloo nothing was measured"
+
+
+def test_shared_models_take_memory_of_their_hosts_only():
+    """Every worker of ad_psgd can reach the models of all others, and holds its own."""
+    own, name = predictor(), Component(name="ad_psgd")
+    assert memory_of(own, name, 64).strategy == memory_of(own, name, 4).strategy

@@ -129,11 +129,16 @@ class Canvas:
             self._legend.append(entries)
 
     def legends(
-        self, looks: dict[str, Look], drawn: pd.DataFrame, *extra: tuple[Artist, str], line: bool = True
+        self,
+        looks: dict[str, Look],
+        drawn: pd.DataFrame,
+        *extra: tuple[Artist, str],
+        line: bool = True,
+        crossed: str = "oversubscribed (no baseline)",
     ) -> None:
         """Add colour and marker of each drawn series, and a row with the fill of each execution of `drawn`.
 
-        Crosses of oversubscribed runs, if any, and `extra` entries follow in that row.
+        Crosses, if any, of oversubscribed runs or of what else is `crossed`, and `extra` entries follow in that row.
         """
         shown = {name for panel in self.panels for name in panel.series}
         names = [name for name in looks if name in shown]
@@ -146,7 +151,7 @@ class Canvas:
             style = Look(NEUTRAL, "o", 0).line(execution) | ({} if line else {"linestyle": ""})
             entries.append((Line2D([], [], **style), EXECUTION_WORDS[execution]))
         if drawn["oversubscribed"].any():
-            entries.append((Line2D([], [], **cross()), "oversubscribed (no baseline)"))
+            entries.append((Line2D([], [], **cross()), crossed))
         self.legend([*entries, *extra])
 
     def say(self, *sentences: str) -> None:
