@@ -29,12 +29,23 @@ class Node(StrictModel):
     source: str = _Source
 
 
+_SLOWEST = 1e4  # bytes/s; below it a bandwidth was given in another unit
+
+
 class Link(StrictModel):
     """Link with cost latency_s + n / bandwidth_bytes_per_s (s) for n bytes, in each direction."""
 
     latency_s: PositiveFloat = Field(description="seconds of an empty message")
     bandwidth_bytes_per_s: PositiveFloat = Field(description="bytes/s in each direction")
     source: str = _Source
+
+    @model_validator(mode="after")
+    def _in_si_units(self) -> Link:
+        if self.latency_s >= 1:
+            raise ValueError(f"latency_s: expected seconds, 2 us as 2e-6, got {self.latency_s:g}")
+        if (rate := self.bandwidth_bytes_per_s) < _SLOWEST:
+            raise ValueError(f"bandwidth_bytes_per_s: expected bytes/s, 25 GB/s as 25e9, got {rate:g}")
+        return self
 
 
 class SharedLink(Link):

@@ -9,7 +9,7 @@ from typing import Annotated, Any
 from pydantic import BeforeValidator, WithJsonSchema
 
 _COUNTS = "expected counts such as 1..64 (powers of two), 1..64:8 (1,8,16,...) or 1,2,6"
-_LIMIT = 1_000_000
+_LIMIT, _MOST = 1_000_000, 1000  # the largest count, and how many there may be
 
 
 def parse_workers(value: Any) -> list[int]:
@@ -18,14 +18,14 @@ def parse_workers(value: Any) -> list[int]:
     `a..b` is a, then each power of two above a, up to b; `a..b:s` is a, then each multiple of s above a, up to b.
 
     Raises:
-        ValueError: the text has another form, a count is below 1, or a range runs backwards.
+        ValueError: the text has another form, too many counts, one below 1, or a range that runs backwards.
     """
     parts = value if isinstance(value, list) else str(value).split(",")
     counts: set[int] = set()
     for part in parts:
         counts.update(_expand(str(part).strip()))
-    if not counts:
-        raise ValueError(f"no worker counts; {_COUNTS}")
+    if not 1 <= len(counts) <= _MOST:
+        raise ValueError(f"expected 1 to {_MOST:,} worker counts, got {len(counts):,}; {_COUNTS}")
     return sorted(counts)
 
 

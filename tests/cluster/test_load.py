@@ -71,6 +71,8 @@ def test_unknown_name_suggests_the_nearest() -> None:
             "",
             r"key 'links.in(tra|ter).latency_s' is missing \(seconds of an empty message\)",
         ),
+        ("latency_s: 1e-6", "latency_s: 5", "'links.intra': latency_s: expected seconds, 2 us as 2e-6, got 5"),
+        ("1.25e+9", "200", "'links.inter': bandwidth_bytes_per_s: expected bytes/s, 25 GB/s as 25e9, got 200"),
         ("latency_s: 1e-6", "latency_s: fast", "key 'links.intra.latency_s': expected a number"),
         (
             "links:",
