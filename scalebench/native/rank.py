@@ -196,5 +196,7 @@ def _share_cores(ranks: Sequence[tuple[str, set[int]]]) -> bool:
 
 
 def _finish_importing() -> None:
-    """Create an optimizer: the first one makes torch import its compiler, which takes a second or two."""
+    """Create an optimizer, the first of which makes torch import its compiler; from here on garbage is collected."""
     torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=0.1)
+    gc.freeze()
+    gc.enable()
