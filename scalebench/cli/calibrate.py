@@ -82,10 +82,9 @@ def calibrate(
     known = sorted({batch.samples for table in found.tables for batch in table.batches})
     loads = ", ".join(str(table.busy_workers) for table in found.tables)
     engines = sorted({entry.engine.partition("-")[0] for entry in found.engines.entries})
-    click.echo(
-        f"{output}: {found.measured}; {counted(len(known), 'batch size')} ({', '.join(map(str, known))}) beside "
-        f"{loads} busy workers; {', '.join(engines) or 'no engine'}"
-    )
+    sizes_text = f"{counted(len(known), 'batch size')} ({', '.join(map(str, known))}) beside {loads} busy workers"
+    steps = sizes_text if known else "no steps, which the study states"
+    click.echo(f"{output}: {found.measured}; {steps}; {', '.join(engines) or 'no engine'}")
     for engine in engines:
         if (fit := fit_engine(found.engines, engine)) is not None:
             click.echo(f"{engine} between nodes: {fit}")

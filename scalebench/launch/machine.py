@@ -189,7 +189,7 @@ def calibrate(plan: StudyPlan, path: Path, batches: Iterable[int], note: Note = 
             kept = _measured(plan, runs, {size}, most, kept, study.calibration_budget_s / len(sizes), note)
             kept.save(path)
     assert kept is not None
-    return with_operations(plan, kept, runs, path)
+    return kept if study.device_step_time is not None else with_operations(plan, kept, runs, path)
 
 
 def _measured(

@@ -38,6 +38,13 @@ def scalebench(tmp_path, monkeypatch, invoke, machine):
     return invoke
 
 
+def test_study_that_states_its_steps_gets_the_costs_of_engines(scalebench):
+    said = scalebench("calibrate", *STUDY, "--set", "device_step_time=0.01", "-o", FILE)
+    assert scalebench.measured == []
+    assert "no steps, which the study states" in said
+    assert read_calibration(FILE).engines.entries
+
+
 def test_file_is_completed_by_the_same_command_and_charges_a_study(scalebench):
     words = ("calibrate", *STUDY, "--batch", 4, "--batch", 8, "--batch", 16, "-o", FILE)
     scalebench.fails = 16
