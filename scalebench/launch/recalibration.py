@@ -88,7 +88,7 @@ def recalibrate(
         reporter.phase("virtual workers, charged anew", len(runs))
         epochs = dict(list(results.epochs.sort_values("epoch").groupby("run_id")))
         traces = {
-            run.run_id: _trace(run, row, epochs[row.name])
+            run.run_id: _trace(run, row, epochs.get(row.name, results.epochs[:0]))
             for run, row in pairs
             if replays(run) and _same_batches(plan, before, run)
         }
@@ -103,6 +103,10 @@ def recalibrate(
         )
         if missing := [run.run_id for run in runs if run.run_id not in outcomes]:
             raise ResultsError(f"interrupted before {len(missing)} runs were charged anew: nothing was changed")
+        if failed := [outcome for outcome in outcomes.values() if outcome.status == "failed"]:
+            raise ResultsError(
+                f"{failed[0].run_id} failed, as it had not before: {failed[0].error}; nothing was changed"
+            )
         earlier = None
         if before is not None:
             earlier = _keep_earlier(folder)

@@ -33,7 +33,7 @@ def outside(predictor: Predictor, strategy: Component, workers: int, batch: int 
     if workers > (room := platform.cluster.nodes * node.workers_per_node):
         found.append(f"beyond the {room:,} workers of {platform.cluster.name}")
     found += platform.device.outside(predictor.workload.layers, samples, min(workers, node.workers_per_node))
-    if workers > 1 and platform.operations and str(strategy) not in platform.operations:
+    if workers > 1 and platform.engines.entries and str(strategy) not in platform.operations:
         found.append(f"what {strategy} computes beside steps was not measured")
     if workers > 1:
         found += _of_engine(predictor, program.engines[0], workers)

@@ -6,7 +6,6 @@ import resource
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
-from itertools import count
 
 import torch
 from torch import Tensor
@@ -31,7 +30,7 @@ from scalebench.virtual.clock import ModelledClock, RecordingVirtualClock, Virtu
 from scalebench.virtual.communicator import VirtualCommunicator
 from scalebench.virtual.replay import Trace
 from scalebench.virtual.scheduler import Group, Scheduler
-from scalebench.virtual.shared import ServerState, VirtualServer, VirtualShared, VirtualStore
+from scalebench.virtual.shared import HostedState, ServerState, VirtualServer, VirtualShared, VirtualStore
 
 Weights = dict[str, Tensor]
 
@@ -313,27 +312,6 @@ class Simulation:
         comm = VirtualCommunicator(self.scheduler, self.group, rank, clock, self.costs)
         hosts = HostedState(self, comm)
         return Replica(self.run, self.dataset, self.plan, comm, clock, None, hosts.shared, hosts.server, self._per_node)
-
-
-class HostedState:
-    """The shared models and the server of a simulation, as one worker reaches them."""
-
-    def __init__(self, simulation: Simulation, comm: VirtualCommunicator) -> None:
-        self._simulation, self._comm, self._opened = simulation, comm, count()
-
-    def shared(self, initial: Tensor, host: int) -> VirtualShared:
-        stores, place = self._simulation.stores, next(self._opened)
-        if place == len(stores):
-            stores.append(VirtualStore(initial, host))
-        if self._comm.rank == host:
-            stores[place].model.copy_(initial)
-        return VirtualShared(stores[place], self._comm)
-
-    def server(self, rule: ServerRule) -> VirtualServer:
-        simulation = self._simulation
-        if simulation.state is None:
-            simulation.state = ServerState(rule, traced=simulation.run.trace)
-        return VirtualServer(simulation.state, self._comm)
 
 
 class ModelledWorker(RecordingWorker):

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any
+from itertools import count
+from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
 
@@ -13,6 +14,9 @@ from scalebench.comm.base import ServerRule
 from scalebench.system.clock import Task
 from scalebench.training.outcome import Lap
 from scalebench.virtual.communicator import VirtualCommunicator
+
+if TYPE_CHECKING:
+    from scalebench.virtual.engine import Simulation
 
 
 class VirtualStore:
@@ -128,3 +132,24 @@ class ServerState:
                 comm.scheduler.wake(worker, self.replies[worker][0])
         if self.laps is not None and self.free_at > begin:
             self.laps.append(Lap("serving", begin, self.free_at))
+
+
+class HostedState:
+    """The shared models and the server of a simulation, as one worker reaches them."""
+
+    def __init__(self, simulation: Simulation, comm: VirtualCommunicator) -> None:
+        self._simulation, self._comm, self._opened = simulation, comm, count()
+
+    def shared(self, initial: Tensor, host: int) -> VirtualShared:
+        stores, place = self._simulation.stores, next(self._opened)
+        if place == len(stores):
+            stores.append(VirtualStore(initial, host))
+        if self._comm.rank == host:
+            stores[place].model.copy_(initial)
+        return VirtualShared(stores[place], self._comm)
+
+    def server(self, rule: ServerRule) -> VirtualServer:
+        simulation = self._simulation
+        if simulation.state is None:
+            simulation.state = ServerState(rule, traced=simulation.run.trace)
+        return VirtualServer(simulation.state, self._comm)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 
@@ -103,6 +104,18 @@ def test_runs_whose_arithmetic_depends_on_time_are_trained_again(machine, invoke
     assert f"{len(before) - asynchronous} virtual runs charged anew without training, " in said
     assert f"{asynchronous} run{'s' * (asynchronous > 1)} trained again" in said
     assert (times(rows(), "asp") > 1.5 * times(before, "asp")).all()
+
+
+def test_run_that_fails_when_it_is_charged_anew_changes_nothing(machine, invoke, monkeypatch):
+    invoke(*RUN)
+    before = (MINE / "runs.csv").read_bytes()
+    broken = Mock(side_effect=ValueError("broken"))
+    monkeypatch.setattr("scalebench.virtual.engine.replay", broken)
+    machine.factor = 2.0
+    said = invoke("recalibrate", "results/mine", "--calibration", machine.calibration(), "--jobs", "1", code=2)
+    assert "broken" in said
+    assert "nothing was changed" in said
+    assert (MINE / "runs.csv").read_bytes() == before
 
 
 def test_recalibrated_study_names_the_calibration_that_charges_it(machine, invoke):

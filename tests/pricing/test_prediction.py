@@ -142,9 +142,12 @@ def _meta(run, data):
 def test_collectives_that_were_not_measured_are_told(workers, said):
     cost = EngineCost(engine="mpi", ranks=2, alpha_s=1e-5, points=[(4, 1e-5)], source="a test")
     own = predictor()
-    measured = Predictor(own.workload, replace(own.platform, engines=EngineCosts(entries=[cost])))
+    known = replace(own.platform, engines=EngineCosts(entries=[cost]), operations={"allreduce": {}, "ddp": {}})
+    measured = Predictor(own.workload, known)
     assert outside(measured, Component(name="allreduce"), workers) == said
     assert outside(measured, Component(name="ddp"), workers) == (), "of gloo nothing was measured"
+    (operations, *_) = outside(measured, Component(name="epoch_average"), workers)
+    assert operations == "what epoch_average computes beside steps was not measured"
 
 
 def test_shared_models_take_memory_of_their_hosts_only():
