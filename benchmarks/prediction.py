@@ -35,7 +35,6 @@ from scalebench.study.spec import Component, Training
 from scalebench.virtual.engine import model_time
 
 COUNTS = [1 << power for power in range(17)]
-QUEUES = ("asp", "ssp", "dssp", "bsp", "bsp_backup", "elastic_bsp", "epoch_async", "dislib-compat-async", "ad_psgd")
 FACTORS = tuple(np.geomspace(0.1, 10, 100).tolist())
 PLANES = (("latency", "link-bandwidth"), ("flops", "memory-bandwidth"), ("link-bandwidth", "flops"))
 
@@ -49,8 +48,8 @@ def fresh() -> Predictor:
 
 
 def grid() -> None:
-    """Print the seconds of all lock-step strategies at all counts, with what binds each point."""
-    names = [name for name in registry.names() if name not in QUEUES]
+    """Print the seconds of all strategies at all counts, with what binds each point."""
+    names = registry.names()
     for name in names:  # imports what it needs
         fresh().times(Component(name=name), 8 if name != "serial" else 1, [Case(fresh().platform, 64)])
     predictor, points = fresh(), 0
@@ -65,7 +64,7 @@ def grid() -> None:
             except UsageError:  # does not suit the strategy
                 continue
     took = f"{time.perf_counter() - began:.2f} s, {time.process_time() - computed:.2f} s of the processor"
-    print(f"{len(names)} lock-step strategies, 1 to 65,536 workers, {points} points: {took}")
+    print(f"{len(names)} strategies, 1 to 65,536 workers, {points} points: {took}")
 
 
 def planes() -> None:

@@ -7,7 +7,7 @@ from typing import Any
 
 import rich_click as click
 
-from scalebench.cli.options import FILE, verbosity_options
+from scalebench.cli.options import NEW_FILE, verbosity_options
 from scalebench.cli.study_options import set_option, study_argument, study_options
 from scalebench.errors import UsageError
 from scalebench.formatting import counted
@@ -28,7 +28,7 @@ _QUICK_S = 20.0  # of measuring; processes start and operations are timed in the
 @set_option
 @click.option(
     "--kernels",
-    type=FILE,
+    type=NEW_FILE,
     metavar="FILE.json",
     help="Measure kernels of random sizes instead, from which `predict --device FILE.json` learns any model's steps.",
 )
@@ -39,7 +39,7 @@ _QUICK_S = 20.0  # of measuring; processes start and operations are timed in the
 @click.option(
     "--output",
     "-o",
-    type=FILE,
+    type=NEW_FILE,
     default=Path("calibration.json"),
     show_default=True,
     help="File that is written, or completed.",

@@ -29,7 +29,26 @@ class Number(click.FloatRange):
         return number
 
 
+class NewFile(click.Path):
+    """A file to be written, with one of `endings`, if any; its folder is made before anything is computed."""
+
+    def __init__(self, *endings: str) -> None:
+        super().__init__(dir_okay=False, writable=True, path_type=Path)
+        self._endings = endings
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        path: Any = super().convert(value, param, ctx)
+        if self._endings and path.suffix not in self._endings:
+            self.fail(f"{path}: expected a name that ends in {', '.join(self._endings)}", param, ctx)
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            self.fail(f"cannot write {path}: {error.strerror}", param, ctx)
+        return path
+
+
 PATH = click.Path(path_type=Path)
+NEW_FILE, NEW_PICTURE = NewFile(), NewFile(".png", ".pdf", ".svg")
 FILE = click.Path(dir_okay=False, path_type=Path)
 FOLDER = click.Path(file_okay=False, path_type=Path)
 DTYPE = click.Choice(["float32", "float64", "bfloat16"])

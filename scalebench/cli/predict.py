@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import rich_click as click
 
-from scalebench.cli.options import FILE, parsed_by, verbosity_options
+from scalebench.cli.options import NEW_FILE, NEW_PICTURE, parsed_by, verbosity_options
 from scalebench.cli.platform_options import POSITIVE, parse_strategy, platform_options, predictor_of
 from scalebench.cli.predicted_target import Target, read_laws, target_sentences, targets_of
 from scalebench.errors import writing
@@ -48,8 +48,8 @@ _FEW = 3  # points that a line names
     help="E0 (1 + B / B_CRIT) at a global batch B; or fitted to the runs of a study, by strategy, or to a file of "
     "batch_global,epochs.",
 )
-@click.option("--csv", "table", type=FILE, metavar="FILE", help="Write all columns.")
-@click.option("--figure", type=FILE, metavar="FILE.png", help="Draw it.")
+@click.option("--csv", "table", type=NEW_FILE, metavar="FILE", help="Write all columns.")
+@click.option("--figure", type=NEW_PICTURE, metavar="FILE.png", help="Draw it.")
 @verbosity_options
 def predict(
     model: str | None,

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import rich_click as click
 
-from scalebench.cli.options import FILE, verbosity_options
+from scalebench.cli.options import NEW_FILE, NEW_PICTURE, verbosity_options
 from scalebench.cli.platform_options import parse_strategy, platform_options, predictor_of
 from scalebench.errors import UsageError, writing
 
@@ -29,8 +29,8 @@ if TYPE_CHECKING:
     help="One axis or two: batch, workers, interval, jitter, or flops, memory-bandwidth, link-bandwidth, latency as "
     "factors on the platform's. A range is logarithmic, of jitter linear.  [default: 50 points]",
 )
-@click.option("--figure", type=FILE, metavar="FILE.png", help="Draw it.")
-@click.option("--csv", "table", type=FILE, metavar="FILE", help="All cells.")
+@click.option("--figure", type=NEW_PICTURE, metavar="FILE.png", help="Draw it.")
+@click.option("--csv", "table", type=NEW_FILE, metavar="FILE", help="All cells.")
 @verbosity_options
 def what_if(
     model: str | None,

@@ -197,13 +197,11 @@ def drawing(
 
 @contextlib.contextmanager
 def picture(path: Path, name: str) -> Iterator[Canvas]:
-    """Give a canvas as `drawing` does, which is written to the file `path` that a user named.
+    """Give a canvas as `drawing` does, which is written to the file `path` (.png, .pdf or .svg) that a user named.
 
     Raises:
-        ResultsError: the file cannot be written, or its ending is not that of a figure.
+        ResultsError: the file cannot be written.
     """
-    if path.suffix[1:] not in FORMATS:
-        raise ResultsError(f"cannot write the figure {path}: expected a name that ends in .png, .pdf or .svg")
     with writing(path, ""), drawing([path], name) as canvas:
         yield canvas
 

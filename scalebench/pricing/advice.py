@@ -17,6 +17,7 @@ from scalebench.study.spec import Component
 
 UTILISATIONS = (0.5, 0.75, 0.9, 0.95)
 _FASTEST_LINK = 1e6  # times the cluster's own
+_LONGEST_INTERVAL = 4096
 _LEAST_GAP = 0.005  # relative difference below which two strategies are alike
 
 
@@ -127,20 +128,29 @@ def batch_for(predictor: Predictor, point: Point, efficiency: float = 0.8) -> in
 
 
 def interval_for(predictor: Predictor, point: Point, efficiency: float = 0.8) -> tuple[str, int] | None:
-    """Return the strategy's interval option and its least power of two that holds `efficiency`; None without one."""
-    name = interval_option(predictor.strategy(point.strategy))
+    """Return the strategy's interval option and its least power of two that holds `efficiency`; None without one.
+
+    Nor where the longest does not hold it, as synchronising less often does not take longer.
+    """
+    strategy = predictor.strategy(point.strategy)
+    name = interval_option(strategy)
     if name is None:
         return None
-    alone = point.speedup * point.train_s
-    for power in range(1 if name == "period" else 0, 13):
-        strategy = with_option(point.strategy, name, 1 << power)
-        try:
-            times = predictor.times(strategy, point.workers, [Case(predictor.platform, predictor.workload.batch)])
-        except UsageError:
+    steps = 1 if strategy.synchronisation.unit == "epoch" else point.steps
+    longest = min(_LONGEST_INTERVAL, int(steps * point.epochs))  # of a training that synchronises
+    intervals = [1 << power for power in range(1 if name == "period" else 0, longest.bit_length())]
+
+    def holds(interval: int) -> bool:
+        longer = with_option(point.strategy, name, interval)
+        times = predictor.times(longer, point.workers, [Case(predictor.platform, predictor.workload.batch)])
+        return point.speedup * point.train_s / float(times.time[0]) / point.workers >= efficiency
+
+    try:
+        if not intervals or not holds(intervals[-1]):
             return None
-        if alone / float(times.time[0]) / point.workers >= efficiency:
-            return name, 1 << power
-    return None
+        return name, next(interval for interval in intervals if holds(interval))
+    except UsageError:  # an interval that does not suit the training
+        return None
 
 
 def held_at(predictor: Predictor, point: Point, efficiency: float = 0.8) -> Held:

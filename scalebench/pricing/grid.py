@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
@@ -100,14 +101,16 @@ def predict(predictor: Predictor, strategies: Sequence[Component], counts: Seque
     grid = Grid()
     alone = float(predictor.times(SERIAL, 1, [Case(predictor.platform, predictor.workload.batch)]).time[0])
     for strategy in strategies:
-        found: dict[str, list[int]] = {}
+        refused: dict[str, dict[int, str]] = {}  # by the reason without its numbers
         for workers in counts:
             try:
                 grid.points.append(_point(predictor, strategy, workers, alone))
             except UsageError as error:
-                found.setdefault(str(error).partition(": ")[2] or str(error), []).append(workers)
-        for reason, refused in found.items():
-            grid.refusals.append(f"{strategy} at {', '.join(f'{n:,}' for n in refused)} workers: {reason}")
+                reason = str(error).partition(": ")[2] or str(error)
+                refused.setdefault(re.sub(r"\d[\d,]*", "", reason), {})[workers] = reason
+        for reasons in refused.values():
+            where = ", ".join(f"{workers:,}" for workers in reasons)
+            grid.refusals.append(f"{strategy} at {where} workers: {reasons[max(reasons)]}")
     return grid
 
 

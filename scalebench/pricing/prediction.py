@@ -26,7 +26,7 @@ from scalebench.pricing.devices import Measured, TimeModel, gradients_of, step_t
 from scalebench.pricing.excerpt import EvenPlan, Excerpt, excerpt_of
 from scalebench.pricing.platform import Platform
 from scalebench.pricing.price import TimeArrays, walk
-from scalebench.pricing.program import Program, is_lock_step, programs_of
+from scalebench.pricing.program import Program, programs_of
 from scalebench.pricing.queues import Queue, Serving
 from scalebench.pricing.recording import record_each
 from scalebench.pricing.schedule import Schedule
@@ -247,9 +247,9 @@ class Predictor:
     ) -> EqualWorkers:
         """Return the prices of `cases` at batches of `sizes` samples a worker."""
         engine = self.strategy(component).engines[0]
-        overlaps = any(event.overlap is not None for event in recorded.schedule.events)
         workers = recorded.workers
-        costs = [self._costs_on(case.platform, engine, workers if overlaps else 0) for case in cases]
+        overlapping = workers if recorded.schedule.overlaps else 0
+        costs = [self._costs_on(case.platform, engine, overlapping) for case in cases]
         devices = [self._device(case.platform, workers) for case in cases]
         seconds = [self._step_seconds(device, size) for device, size in zip(devices, sizes, strict=True)]
         tasks = np.zeros((len(Task), len(cases)))
@@ -300,7 +300,7 @@ def _walked(programs: list[Program], recorded: Recorded, machines: EqualWorkers)
     """Return cumulative columns of `Times` after each epoch and after the end, (epochs + 1, columns, M), and where a
     queue binds."""
     queue = None
-    if not is_lock_step(recorded.schedule):
+    if not recorded.schedule.is_lock_step:
         update = machines.tasks[Task.UPDATE]
         queue = Queue(machines.prices, programs, recorded.workers, update, recorded.serving)
     ledgers = walk(programs, machines, recorded.recorded, queue)

@@ -18,7 +18,7 @@ from scalebench.errors import RunError, ScalebenchError
 from scalebench.pricing.charges import Charges, Floats, Machines
 from scalebench.pricing.collectives import Collectives, Meeting, expected_largest
 from scalebench.pricing.overlap import hidden_s
-from scalebench.pricing.program import Program, Step, is_lock_step, programs_of
+from scalebench.pricing.program import Program, Step, programs_of
 from scalebench.pricing.queues import Queue
 from scalebench.pricing.schedule import Event, Ints, Schedule
 from scalebench.system.clock import Task
@@ -86,7 +86,7 @@ def price(schedules: Sequence[Schedule], charges: Charges) -> list[Priced]:
         NotLockStepError: a program asks a server, shares a model, or exchanges amounts that depend on others.
         RunError: workers wait for operations that others do not call.
     """
-    if not is_lock_step(schedules[0]):
+    if not schedules[0].is_lock_step:
         raise NotLockStepError("the order of its operations depends on time")
     *epochs, end = walk(programs_of(schedules), charges, len(schedules))
     return [

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from itertools import pairwise
 from typing import NamedTuple
 
@@ -15,7 +16,6 @@ from scalebench.system.clock import Task
 
 COMPUTE = {task.name.lower(): task for task in (Task.DATA, Task.SHUFFLE, Task.FORWARD, Task.BACKWARD, Task.UPDATE)}
 COMPUTE["operation"] = Task.OTHER
-TIMED = ("access", "request", "alltoallv")  # their order, or their size, depends on time
 
 
 class Compute(NamedTuple):
@@ -70,11 +70,6 @@ class Program:
     epochs: list[Epoch]
 
 
-def is_lock_step(schedule: Schedule) -> bool:
-    """Return True if the order of the program's operations does not depend on time."""
-    return not any(event.kind in TIMED for event in schedule.events)
-
-
 def programs_of(schedules: Sequence[Schedule]) -> list[Program]:
     """Return the programs of the workers of `schedules`: those that differ in amounts only have one together.
 
@@ -112,33 +107,50 @@ def _epochs(schedules: Sequence[Schedule]) -> Iterator[Epoch]:
 
 def _epoch(number: int | None, events: Sequence[Event], begin: int, tasks: Ints, amounts: Ints, numbers: Ints) -> Epoch:
     """Return the epoch of the events from `begin` on; `tasks` are -1 where there is no compute."""
+    exchanges = tuple(at for at in np.flatnonzero(tasks < 0).tolist() if _exchanges(events[begin + at]))
+    form = _form(tasks.tobytes(), exchanges)
+    steps = [Step(events[begin + at], begin + at, *cut) for at, cut in zip(exchanges, form.cuts, strict=False)]
+    if len(form.cuts) > len(exchanges):
+        steps.append(Step(None, begin + len(tasks), *form.cuts[-1]))
+    own = form.own
+    names = tuple(events[begin + at].name for at in own.tolist())
+    compute = Compute(tasks[own], form.places, amounts[own], numbers[own], names, form.starts)
+    return Epoch(number, compute, steps, all(step.event is None or _together(step.event) for step in steps))
+
+
+class _Form(NamedTuple):
+    """What epochs of equal tasks and exchanges have in common: fields of `Compute`, and those of `Step` by exchange.
+
+    `own` are the places of compute. A last cut without an exchange is there if compute follows the last one.
+    """
+
+    own: Ints
+    places: Mapping[Task, Ints]
+    starts: Ints
+    cuts: list[tuple[int, int, int, int, int]]
+
+
+@lru_cache(maxsize=4096)
+def _form(tasks_bytes: bytes, exchanges: tuple[int, ...]) -> _Form:
+    tasks = np.frombuffer(tasks_bytes, dtype=np.int64)
     own = np.flatnonzero(tasks >= 0)
-    computes = tasks[own]
-    order = np.argsort(computes, kind="stable")
-    bounds = np.searchsorted(computes[order], np.arange(len(Task) + 1)).tolist()
+    order = np.argsort(tasks[own], kind="stable")
+    bounds = np.searchsorted(tasks[own][order], np.arange(len(Task) + 1)).tolist()
     places = {task: order[low:high] for task, (low, high) in zip(Task, pairwise(bounds), strict=True) if low < high}
-    exchanges = [at for at in np.flatnonzero(tasks < 0).tolist() if _exchanges(events[begin + at])]
-    ends = np.append(np.searchsorted(own, exchanges), len(own))  # of the compute before each, and after the last
+    ends = np.append(np.searchsorted(own, exchanges), len(own)).astype(np.int64)  # of the compute before each
     forwards = np.searchsorted(places.get(Task.FORWARD, own[:0]), ends)
     backwards = places.get(Task.BACKWARD, own[:0])
     latest = np.append(backwards, -1)[np.searchsorted(backwards, ends) - 1]
-    steps: list[Step] = []
+    cuts: list[tuple[int, int, int, int, int]] = []
     starts: list[int] = []
     low = passed = 0
-    for at, high, after, backward in zip(
-        [*exchanges, None], ends.tolist(), forwards.tolist(), latest.tolist(), strict=True
-    ):
-        stretch = len(starts) if high > low else -1
+    for high, after, backward in zip(ends.tolist(), forwards.tolist(), latest.tolist(), strict=True):
+        if len(cuts) < len(exchanges) or high > low:
+            cuts.append((low, high, len(starts) if high > low else -1, after - passed, backward))
         if high > low:
             starts.append(low)
-        if at is not None:
-            steps.append(Step(events[begin + at], begin + at, low, high, stretch, after - passed, backward))
-        elif high > low:
-            steps.append(Step(None, begin + len(tasks), low, high, stretch, after - passed, backward))
         low, passed = high, after
-    names = tuple(events[begin + at].name for at in own.tolist())
-    compute = Compute(computes, places, amounts[own], numbers[own], names, np.array(starts, dtype=np.int64))
-    return Epoch(number, compute, steps, all(step.event is None or _together(step.event) for step in steps))
+    return _Form(own, places, np.array(starts, dtype=np.int64), cuts)
 
 
 def _exchanges(event: Event) -> bool:

@@ -39,8 +39,8 @@ class RecordingClock:
         self.running = True
 
     def did(self, task: Task, samples: int = 0) -> None:
-        if self.running and task not in _EXCHANGES:
-            self.schedule.events.append(_lap(task, samples))
+        if self.running and (lap := _lap(task, samples)) is not None:
+            self.schedule.events.append(lap)
 
     def work(self, operation: Callable[..., _T], *arguments: object) -> _T:
         self.charge(operation)
@@ -67,8 +67,8 @@ class RecordingClock:
 
 
 @cache
-def _lap(task: Task, samples: int) -> Event:
-    return Event(task.name.lower(), samples)
+def _lap(task: Task, samples: int) -> Event | None:
+    return None if task in _EXCHANGES else Event(task.name.lower(), samples)
 
 
 class RecordedRequest:
@@ -194,6 +194,8 @@ class RecordingCommunicator:
 
 class RecordingShared:
     """Implements `comm.base.SharedState`: accesses of one worker, which meets no other."""
+
+    __slots__ = ("_clock", "_comm", "_host", "merges", "vector")  # of 65,536 workers each may have one
 
     def __init__(self, comm: RecordingCommunicator, clock: RecordingClock, initial: Tensor, host: int) -> None:
         self.merges = 0

@@ -6,7 +6,7 @@ Where a strategy's order depends on time (servers, asynchronous merges), a sched
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from functools import cache, lru_cache
 from itertools import pairwise
@@ -150,7 +150,8 @@ class RecordingWorker:
         """Bytes of parameters, gradients, initial weights, optimizer state and the tensors in `state`."""
         self.optimizer.begin()
         own = [self.parameters, self.gradients, self.parameters.clone(), *_tensors([self.optimizer.state, self.state])]
-        storages = {tensor.untyped_storage()._cdata: tensor.untyped_storage().nbytes() for tensor in own}
+        distinct = {id(tensor): tensor for tensor in own}.values()
+        storages = {tensor.untyped_storage()._cdata: tensor.untyped_storage().nbytes() for tensor in distinct}
         return sum(storages.values())
 
     def share(self, initial: Tensor, host: int = 0) -> SharedState:
@@ -259,16 +260,18 @@ def _nothing(samples: int) -> Tensor:
 
 
 def _tensors(held: Any) -> Iterator[Tensor]:
-    """Tensors in containers and in objects of strategies, at any depth."""
-    if isinstance(held, Tensor | RecordingShared):
-        yield held if isinstance(held, Tensor) else held.vector
-        return
-    inner: Iterable[Any] = ()
-    if isinstance(held, dict):
-        inner = held.values()
-    elif isinstance(held, list | tuple | set):
-        inner = held
-    elif isinstance(held, SimpleNamespace) or type(held).__module__.startswith("scalebench.strategies"):
-        inner = [each for each in getattr(held, "__dict__", {}).values() if not isinstance(each, RecordingWorker)]
-    for each in inner:
-        yield from _tensors(each)
+    """Yield tensors in containers and in objects of strategies, at any depth."""
+    pending = [held]
+    while pending:
+        held = pending.pop()
+        if isinstance(held, Tensor):
+            yield held
+        elif isinstance(held, RecordingShared):
+            yield held.vector
+        elif isinstance(held, dict):
+            pending += held.values()
+        elif isinstance(held, list | tuple | set):
+            pending += () if held and isinstance(next(iter(held)), int | float) else held  # of each worker a number
+        elif isinstance(held, SimpleNamespace) or type(held).__module__.startswith("scalebench.strategies"):
+            inner = getattr(held, "__dict__", {}).values()
+            pending += [each for each in inner if not isinstance(each, RecordingWorker)]

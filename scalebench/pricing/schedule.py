@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from functools import cached_property
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -13,6 +15,7 @@ from scalebench.comm.base import Overlap
 from scalebench.training.outcome import WorkerReport
 
 Ints = NDArray[np.int64]
+_TIMED = frozenset({"access", "request", "alltoallv"})  # their order, or their size, depends on time
 
 
 class RankGroups:
@@ -46,11 +49,19 @@ class RankGroups:
             places = np.empty_like(self.labels)
             starts = np.repeat(self._ends - self.sizes, self.sizes)
             places[self._order] = np.arange(len(self.labels)) - starts
-            colors = np.fromiter(map(color, range(int(self.sizes.max()))), dtype=np.int64)
-            _, colors = np.unique(colors, return_inverse=True)
+            _, colors = np.unique(_colors(color, int(self.sizes.max())), return_inverse=True)
             pairs = self.labels * (int(colors.max()) + 1) + colors[places]
             self._parts[split] = RankGroups(np.unique(pairs, return_inverse=True)[1])
         return self._parts[split]
+
+
+def _colors(color: Callable[[int], int], ranks: int) -> Ints:
+    """Return the color of each rank, at once if it is computed by operators that arrays have too."""
+    every: Any = np.arange(ranks)
+    with suppress(ValueError, TypeError):  # of a comparison, or of an index
+        if isinstance(colors := color(every), np.ndarray):
+            return colors
+    return np.fromiter(map(color, range(ranks)), dtype=np.int64)
 
 
 class Event(NamedTuple):
@@ -83,6 +94,16 @@ class Schedule:
     reads_placement: bool = False  # its groups depend on the workers of a node
     reads_rank: bool = False  # what it does, or counts, depends on which worker it is
     memory_bytes: int = 0  # parameters, gradients, optimizer state and the strategy's own tensors
+
+    @cached_property
+    def is_lock_step(self) -> bool:
+        """True if the order of the operations of a whole schedule does not depend on time."""
+        return _TIMED.isdisjoint(event.kind for event in self.events)
+
+    @cached_property
+    def overlaps(self) -> bool:
+        """True if averages of gradients overlap backward passes of a whole schedule."""
+        return any(event.overlap is not None for event in self.events)
 
     @property
     def syncs(self) -> int:

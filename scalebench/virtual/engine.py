@@ -17,7 +17,6 @@ from scalebench.errors import RunError, in_one_line
 from scalebench.pricing.charges import Charges, gradients, jitter_of
 from scalebench.pricing.machine import Machine
 from scalebench.pricing.price import NotLockStepError, price
-from scalebench.pricing.program import is_lock_step
 from scalebench.pricing.recording import RecordingWorker, batches_of, meta_model, record, record_each
 from scalebench.pricing.schedule import Schedule
 from scalebench.strategies import registry
@@ -231,7 +230,7 @@ class Simulation:
         model = self._without_arithmetic()
         each = record_each(self.run, self.strategy, self.plan, model, self._per_node)
         first = next(each)
-        if is_lock_step(first) and not self.run.trace:
+        if first.is_lock_step and not self.run.trace:
             return self.priced([first, *each], [Trace.untrained(self.run)])[0], {}
         self.clock_kind = RecordingVirtualClock if self.run.trace else ModelledClock
         workers = []

@@ -46,8 +46,25 @@ def test_figure_is_written_in_the_format_of_its_ending(tmp_path):
     picture = tmp_path / "points.svg"
     invoke("--step-time", "0.1", "--workers", "1,8", "--figure", str(picture))
     assert picture.read_text().startswith("<?xml")
-    with pytest.raises(UsageError, match=r"ends in .png, .pdf or .svg"):
-        invoke("--step-time", "0.1", "--workers", "1,8", "--figure", str(tmp_path / "points.gif"))
+
+
+@pytest.mark.parametrize(("option", "file"), [("--figure", "points.gif"), ("--csv", "file/points.csv")])
+def test_output_that_cannot_be_written_is_refused_before_anything_is_predicted(tmp_path, option, file):
+    (tmp_path / "file").touch()
+    with pytest.raises(click.BadParameter, match=file):
+        invoke("--step-time", "0.1", option, str(tmp_path / file))
+
+
+def test_counts_that_a_strategy_refuses_for_one_reason_share_a_line():
+    output = invoke("--step-time", "0.1", "--workers", "1..16", "--strategy", "daso-heat").output
+    assert output.count("Not predicted") == 1
+    assert "1, 2, 4 workers" in output
+
+
+def test_interval_that_holds_efficiency_is_not_longer_than_the_training():
+    """Averaging every 128 epochs holds 80 % of anything in a training of 90 epochs, which it never averages in."""
+    counts = ("--workers", "65536", "--strategy", "epoch_async")
+    assert "no batch or interval holds it" in invoke("--step-time", "0.025", *counts).output
 
 
 def test_model_that_does_not_fit_says_what_would():
