@@ -12,6 +12,7 @@ from scalebench.cli.study_options import set_option, study_argument, study_optio
 from scalebench.errors import UsageError
 from scalebench.formatting import counted
 
+_OF_A_STUDY = ("model", "dataset", "dtype")
 _QUICK_S = 20.0  # of measuring; processes start and operations are timed in the rest of a minute
 
 
@@ -26,6 +27,13 @@ _QUICK_S = 20.0  # of measuring; processes start and operations are timed in the
     help="Samples of a step; repeatable.  [default: the study's]",
 )
 @set_option
+@click.option(
+    "--device",
+    type=click.Choice(["cpu", "cuda"]),
+    default="cpu",
+    show_default=True,
+    help="Where steps are measured; on cuda, with one process for each GPU.",
+)
 @click.option(
     "--kernels",
     type=NEW_FILE,
@@ -49,6 +57,7 @@ def calibrate(
     study: Path | None,
     batches: tuple[int, ...],
     sets: tuple[str, ...],
+    device: str,
     kernels: Path | None,
     quick: bool,
     calibration_budget_s: float | None,
@@ -63,17 +72,21 @@ def calibrate(
     """
     from scalebench.cli.progress import watching
     from scalebench.cluster.fitting import fit_engine
+    from scalebench.comm import engines
     from scalebench.launch.machine import calibrate as measure
     from scalebench.launch.planning import plan_study
     from scalebench.study.load import load_study
 
     budget = calibration_budget_s or (_QUICK_S if quick else 120.0)
     if kernels is not None:
-        if study is not None or batches or sets or flags["model"] or flags["dataset"] or flags["dtype"]:
+        if study is not None or batches or sets or device != "cpu" or any(flags[name] for name in _OF_A_STUDY):
             raise UsageError("--kernels: measures no study; give the time only, --quick or --calibration-budget-s")
         click.echo(_measure_kernels(kernels, budget))
         return 0
-    wanted = load_study(study, {**flags, "execution": "virtual", "calibration_budget_s": budget}, list(sets))
+    if device == "cuda" and (reason := engines.available("nccl")):
+        raise UsageError(f"--device cuda: {reason}")
+    asked = {**flags, "execution": "virtual", "calibration_budget_s": budget}
+    wanted = load_study(study, asked | ({"engine": "nccl"} if device == "cuda" else {}), list(sets))
     plan = plan_study(wanted)
     sizes = set(batches) or plan.batch_sizes({run.workers for run in plan.sweep.simulated})
     with watching() as watcher:
@@ -81,11 +94,11 @@ def calibrate(
         found = measure(plan, output, sizes, note=watcher.note)
     known = sorted({batch.samples for table in found.tables for batch in table.batches})
     loads = ", ".join(str(table.busy_workers) for table in found.tables)
-    engines = sorted({entry.engine.partition("-")[0] for entry in found.engines.entries})
+    measured = sorted({entry.engine.partition("-")[0] for entry in found.engines.entries})
     sizes_text = f"{counted(len(known), 'batch size')} ({', '.join(map(str, known))}) beside {loads} busy workers"
     steps = sizes_text if known else "no steps, which the study states"
-    click.echo(f"{output}: {found.measured}; {steps}; {', '.join(engines) or 'no engine'}")
-    for engine in engines:
+    click.echo(f"{output}: {found.measured}; {steps}; {', '.join(measured) or 'no engine'}")
+    for engine in measured:
         if (fit := fit_engine(found.engines, engine)) is not None:
             click.echo(f"{engine} between nodes: {fit}")
     return 0

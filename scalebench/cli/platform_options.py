@@ -164,7 +164,8 @@ def _device(workload: Workload, flags: dict[str, Any], measured: Calibration | N
 
     base: TimeModel | None = None
     if measured is not None:
-        base = Measured(tuple(measured.tables), measured.measured.machine if measured.measured else "")
+        of = measured.measured
+        base = Measured(tuple(measured.tables), of.machine if of else "", of is not None and of.device != "cpu")
     elif flags["step_time"] is not None:
         base = Stated(flags["step_time"], flags["step_batch"] or flags["batch"] or 64)
     if flags["measured_on"] is not None:

@@ -82,10 +82,10 @@ def run(
     plan = plan_study(wanted)
     if dry_run:
         from scalebench.cli.dry_run import show_plan
-        from scalebench.launch.machine import given_calibration
+        from scalebench.launch.machine import check_calibration
         from scalebench.launch.model_check import look_at_model
 
-        given_calibration(wanted, plan.cluster)
+        check_calibration(plan)
         plan.prepared.notes += look_at_model(plan)
         show_plan(plan, jobs)
         return 0

@@ -39,7 +39,8 @@ THIS_MACHINE = "this-machine"  # the cluster that repeats the nodes and links of
 ENGINES_SHARE = 0.4  # of the time for a calibration
 _OTHER_MACHINE = f"virtual runs go on by {CALIBRATION}, which another machine or another torch measured"
 _OF_THE_STUDY = ("model", "dtype")  # step times of others say nothing
-_OF_THE_MACHINE = ("cpu", "cores", "torch", "optimizer", "threads_per_worker")
+_COMPARED = ("device", "cpu", "torch")  # where real and virtual times are compared
+_OF_THE_MACHINE = ("device", "cpu", "cores", "torch", "optimizer", "threads_per_worker")
 Note = Callable[[str], None]
 
 
@@ -56,7 +57,7 @@ def machine_for(
         ResultsError: the numbers that charged earlier runs are lost, have changed, or cannot be completed here.
     """
     study, path = plan.study, folder / CALIBRATION
-    given = given_calibration(study, plan.cluster)
+    given = given_calibration(plan)
     states = plan.cluster.compute != "this-machine" or study.device_step_time is not None
     if states and any(run.workers > 1 for run in runs):
         note(STATED_STEPS)
@@ -69,7 +70,7 @@ def machine_for(
                 f"{study.calibration} has changed since it charged the virtual runs in {folder}; "
                 f"put it back, or give them new times with: scalebench recalibrate {folder}"
             )
-        return machine_of(_keep_given(study, given, runs, path, note), plan, runs)
+        return machine_of(_keep_given(plan, given, runs, path, note), plan, runs)
     if charged and kept is None:
         raise ResultsError(
             f"{folder} holds virtual runs but not {CALIBRATION}, which they were charged by; "
@@ -91,20 +92,21 @@ def at_the_speed_of(study: Study, machine: Machine, references: Sequence[float],
     return _charging(machine.cluster, calibration)
 
 
-def given_calibration(study: Study, cluster: Cluster) -> Calibration | None:
-    """Read the calibration file that the study names; only its engines' costs count if the study states step times.
+def given_calibration(plan: StudyPlan) -> Calibration | None:
+    """Read the calibration file that a study names; only its engines' costs count if the study states step times.
 
     Raises:
         ClusterError: the file cannot be read or is not a calibration, lacks step times that the study does not state,
             is of another model or dtype, or charges nothing, as the cluster states everything.
     """
+    study = plan.study
     if study.calibration is None:
         return None
     found = read_calibration(study.calibration)
-    require_measured_cluster(study.calibration, cluster)
+    require_measured_cluster(study.calibration, plan.cluster)
     if study.device_step_time is not None:
         return found.model_copy(update={"tables": []})
-    if found.measured and (other := found.measured.differences(measurement_of(study), _OF_THE_STUDY)):
+    if found.measured and (other := found.measured.differences(measurement_of(plan), _OF_THE_STUDY)):
         raise ClusterError(
             f"calibration: {study.calibration} was measured for {found.measured}, which this study does not train "
             f"({'; '.join(other)}); name a calibration of this study, or leave it out to measure one"
@@ -117,10 +119,28 @@ def given_calibration(study: Study, cluster: Cluster) -> Calibration | None:
     return found
 
 
-def _keep_given(study: Study, given: Calibration, runs: Sequence[Run], path: Path, note: Note) -> Calibration:
+def check_calibration(plan: StudyPlan) -> None:
+    """Check the calibration that a study names, if any.
+
+    Raises:
+        ClusterError: as `given_calibration`, or real runs here would be compared with times of another machine.
+    """
+    given, study = given_calibration(plan), plan.study
+    real = len(plan.sweep.runs) > len(plan.sweep.simulated)
+    if given is None or given.measured is None or not real:
+        return
+    if other := given.measured.differences(measurement_of(plan), _COMPARED):
+        raise ClusterError(
+            f"calibration: {study.calibration} is of another machine ({'; '.join(other)}), with whose times real runs "
+            "here cannot be compared; add --execution virtual, or leave the calibration out to measure one"
+        )
+
+
+def _keep_given(plan: StudyPlan, given: Calibration, runs: Sequence[Run], path: Path, note: Note) -> Calibration:
     """Copy the given calibration to `path`; note the strategies without times of operations."""
+    study = plan.study
     assert study.calibration is not None
-    if given.measured and (other := given.measured.differences(measurement_of(study), _OF_THE_MACHINE)):
+    if given.measured and (other := given.measured.differences(measurement_of(plan), _OF_THE_MACHINE)):
         note(f"{study.calibration} is not of this machine and study: {'; '.join(other)}")
     if study.device_step_time is not None:
         given.save(path)
@@ -141,7 +161,7 @@ def _complete(
     study, key, workers = plan.study, key_of(plan), {run.workers for run in runs}
     stated = study.device_step_time is not None
     sizes = plan.batch_sizes(workers)
-    most = min(max(workers), plan.cluster.node.workers_per_node)
+    most = _most_busy(plan, workers)
     usable = kept if kept is not None and (charged or kept.key == key) else None
     lacking = usable.lacking(sizes, most) if usable is not None and not stated else ""
     if usable is not None and usable.key != key:
@@ -177,13 +197,13 @@ def calibrate(plan: StudyPlan, path: Path, batches: Iterable[int], note: Note = 
     kept = read_calibration(path) if path.exists() else None
     if kept is not None and kept.key != key_of(plan):
         raise ClusterError(
-            f"{path} was measured for {kept.measured or 'another study'}; this is {measurement_of(study)}, with its "
+            f"{path} was measured for {kept.measured or 'another study'}; this is {measurement_of(plan)}, with its "
             "own data: name another file with --output, or delete it"
         )
     if kept is not None and not kept.tables:  # of a study that states its step times
         kept = None
     start_forkserver()
-    most = min(max(run.workers for run in runs), plan.cluster.node.workers_per_node)
+    most = _most_busy(plan, {run.workers for run in runs})
     for size in sizes:
         if kept is None or kept.lacking({size}, most):
             kept = _measured(plan, runs, {size}, most, kept, study.calibration_budget_s / len(sizes), note)
@@ -204,20 +224,21 @@ def _measured(
     """Measure step times, unless stated, and engines' costs; only step times, at the speed of `kept` ones, if any."""
     study = plan.study
     if study.device_step_time is not None:
-        return Calibration(key=key_of(plan), measured=measurement_of(study), tables=[], engines=_engines_of(plan, note))
+        return Calibration(key=key_of(plan), measured=measurement_of(plan), tables=[], engines=_engines_of(plan, note))
     example = min(runs, key=lambda run: run.workers)
     budget = Budget((1 - ENGINES_SHARE) * seconds, study.noisy)
-    measured = measure_steps(example, plan.prepared.folders[example.workers], sizes, most, budget)
+    measured = measure_steps(example, plan.prepared.folders[example.workers], sizes, most, budget, plan.device)
     if measured.imprecise:
         note(f"measured as well as {seconds:.3g} s allow: {'; '.join(measured.imprecise)}")
-    reference_s = measured.reference_s
+    on_gpu = plan.device == "cuda"  # its steps do not follow the speed of a core, and NCCL is charged by the links
+    reference_s = None if on_gpu else measured.reference_s
     if kept is not None:
-        factor = kept.reference_s / reference_s if kept.reference_s else 1.0
+        factor = kept.reference_s / reference_s if kept.reference_s and reference_s else 1.0
         return kept.with_tables([table.scaled(factor) for table in measured.tables])
-    costs = _engines_of(plan, note).at(reference_s)
+    costs = EngineCosts() if reference_s is None else _engines_of(plan, note).at(reference_s)
     return Calibration(
         key=key_of(plan),
-        measured=measurement_of(study),
+        measured=measurement_of(plan),
         trained=trained_in(plan),
         tables=measured.tables,
         engines=costs,
@@ -235,9 +256,9 @@ def _engines_of(plan: StudyPlan, note: Note) -> EngineCosts:
 
 
 def with_operations(plan: StudyPlan, kept: Calibration, runs: Sequence[Run], path: Path) -> Calibration:
-    """Add the operations of those strategies of `runs` that `kept` lacks, measured now."""
+    """Add the operations of those strategies of `runs` that `kept` lacks, measured now; of GPUs none."""
     lacking = _without_operations(kept, runs)
-    if not lacking:
+    if not lacking or plan.device == "cuda":
         return kept
     datasets = {run.workers: open_dataset(plan.prepared.folders[run.workers]) for run in lacking}
     further = measure_operations(
@@ -271,10 +292,16 @@ def _stated(plan: StudyPlan, runs: Sequence[Run]) -> StepTable:
     return step_table(Stated(seconds, largest), layers, [1, largest], plan.cluster.node.workers_per_node)
 
 
-def measurement_of(study: Study) -> Measurement:
+def _most_busy(plan: StudyPlan, workers: Iterable[int]) -> int:
+    """Return the most workers that compute at the same time on this node; a worker on a GPU has one of its own."""
+    return min(max(workers), engines.gpus() if plan.device == "cuda" else plan.cluster.node.workers_per_node)
+
+
+def measurement_of(plan: StudyPlan) -> Measurement:
     """Return what a calibration that is measured here and now is of."""
     import torch
 
+    study = plan.study
     return Measurement(
         model=str(study.model),
         dtype=study.dtype,
@@ -283,6 +310,7 @@ def measurement_of(study: Study) -> Measurement:
         cpu=cpu_model(),
         cores=engines.cores(),
         torch=torch.__version__,
+        device=torch.cuda.get_device_name() if plan.device == "cuda" else "cpu",
     )
 
 
@@ -312,6 +340,7 @@ def key_of(plan: StudyPlan) -> str:
         study.dtype,
         study.optimizer,
         study.threads_per_worker,
+        measurement_of(plan).device,
         plan.cluster.node.workers_per_node,
     )
     return hashlib.sha256(repr(parts).encode()).hexdigest()[:16]

@@ -73,6 +73,12 @@ class StudyPlan:
             *self.prepared.notes,
         ]
 
+    @property
+    def device(self) -> str:
+        """Device whose steps are measured: cuda where real runs are, or would be, on NCCL, else cpu."""
+        on_gpus = self.study.engine == "nccl" and engines.available("nccl") is None
+        return "cuda" if on_gpus or any(run.engine == "nccl" for run in self.sweep.runs) else "cpu"
+
     def batch_sizes(self, workers: set[int]) -> set[int]:
         """All batch sizes of runs and trials at these worker counts."""
         plans = [

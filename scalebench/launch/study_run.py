@@ -15,7 +15,7 @@ from scalebench.analysis.loading import read_trials
 from scalebench.cluster.engine_costs import EngineCosts
 from scalebench.comm import engines
 from scalebench.errors import DisturbedError
-from scalebench.launch.machine import at_the_speed_of, given_calibration, machine_for
+from scalebench.launch.machine import at_the_speed_of, check_calibration, machine_for
 from scalebench.launch.model_check import look_at_model
 from scalebench.launch.mpirun import Launcher
 from scalebench.launch.planning import StudyPlan, is_oversubscribed
@@ -66,7 +66,7 @@ def run_study(
     if plan.sweep.simulated:
         start_forkserver()
     plan.prepared.notes += look_at_model(plan)
-    given_calibration(study, plan.cluster)
+    check_calibration(plan)
     with folder_lock(folder), Interruption() as interruption:
         keep_study(folder, study)
         with Store(folder) as store:

@@ -29,11 +29,13 @@ class Measurement(BaseModel):
     cpu: str
     cores: int
     torch: str
+    device: str = "cpu"  # that computes the steps: cpu, or the name of a GPU
 
     @property
     def machine(self) -> str:
-        """Processor, its cores, and torch."""
-        return f"{self.cpu} ({self.cores} cores, torch {self.torch})"
+        """GPU, or processor and its cores, and torch."""
+        where = f"{self.cpu} ({self.cores} cores, " if self.device == "cpu" else f"{self.device} ("
+        return f"{where}torch {self.torch})"
 
     def __str__(self) -> str:
         return f"{self.model} in {self.dtype} on {self.machine}"

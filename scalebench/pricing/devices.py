@@ -130,6 +130,11 @@ class Measured(TimeModel):
 
     tables: tuple[StepTable, ...]
     where: str = ""
+    on_gpu: bool = False
+
+    @property
+    def gpu(self) -> bool:
+        return self.on_gpu
 
     @property
     def source(self) -> str:
@@ -155,7 +160,7 @@ class Measured(TimeModel):
 
     def under(self, workers: int) -> Measured:
         table = table_under(self.tables, workers)
-        return self._alone.setdefault(id(table), Measured((table,), self.where))
+        return self._alone.setdefault(id(table), replace(self, tables=(table,)))
 
     @cached_property
     def _alone(self) -> dict[int, Measured]:
@@ -166,7 +171,7 @@ class Measured(TimeModel):
         return StepTimes(self.tables[0], repetition=None)
 
     def _faster(self, factor: float) -> Measured:
-        return Measured(tuple(table.scaled(1 / factor) for table in self.tables), self.where)
+        return replace(self, tables=tuple(table.scaled(1 / factor) for table in self.tables))
 
     def times(self, layers: LayerTable, batch: int) -> LayerTimes:
         data, forward, backward, update = (float(self._mean.seconds(task, np.array(batch))) for task in STEP_TASKS)

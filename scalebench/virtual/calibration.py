@@ -26,7 +26,15 @@ from scalebench.system.background_load import BackgroundLoad, own_s
 from scalebench.system.parent_watch import exit_with_parent, preloaded_forkserver, signals_blocked
 from scalebench.training.reference_step import Gauge
 from scalebench.virtual.step_statistics import MeasuredTables, step_tables
-from scalebench.virtual.step_windows import Rounds, StepWindows, bounded, release_shares, single_replica, take_steps
+from scalebench.virtual.step_windows import (
+    Rounds,
+    SecondsGauge,
+    StepWindows,
+    bounded,
+    release_shares,
+    single_replica,
+    take_steps,
+)
 
 _WARM_UP = (3, 30)  # least and most warm-up steps
 _WARM_UP_S = 0.5
@@ -39,8 +47,12 @@ class Budget(NamedTuple):
     noisy: bool = False
 
 
-def measure_steps(run: Run, folder: Path, batch_sizes: set[int], node_workers: int, budget: Budget) -> MeasuredTables:
+def measure_steps(
+    run: Run, folder: Path, batch_sizes: set[int], node_workers: int, budget: Budget, device: str = "cpu"
+) -> MeasuredTables:
     """Measure step tables of the model and data of `run` for loads 1, 2, 4, ... `node_workers` of this machine.
+
+    On `device` cuda each process has a GPU of its own, and its steps are in seconds instead of reference steps.
 
     Raises:
         DisturbedError: no window was undisturbed and the `budget` is not `noisy`.
@@ -51,7 +63,7 @@ def measure_steps(run: Run, folder: Path, batch_sizes: set[int], node_workers: i
     barrier, going = context.Barrier(node_workers), context.Value("b", 0)
     results: Any = context.SimpleQueue()
     each_s = budget.seconds / (len(batch_sizes) * len(loads))
-    arguments = (run, folder, sorted(batch_sizes), loads, each_s, barrier, going, results)
+    arguments = (run, folder, device, sorted(batch_sizes), loads, each_s, barrier, going, results)
     processes = [
         context.Process(target=_measure, args=(index, *arguments), daemon=True) for index in range(node_workers)
     ]
@@ -85,6 +97,7 @@ def _measure(
     index: int,
     run: Run,
     folder: Path,
+    device: str,
     sizes: list[int],
     loads: list[int],
     each_s: float,
@@ -99,9 +112,12 @@ def _measure(
 
     torch.set_num_threads(run.threads_per_worker)
     dataset = open_dataset(folder)
-    gauge = Gauge()
+    on = torch.device(device, index) if device == "cuda" else torch.device(device)
+    if on.type == "cuda":
+        torch.cuda.set_device(on)
+    gauge = Gauge() if on.type == "cpu" else SecondsGauge()
     for size in sizes:  # one replica at a time, for memory
-        replica = single_replica(run, dataset, size)
+        replica = single_replica(run, dataset, size, on)
         take_steps(replica, bounded(*_WARM_UP, _WARM_UP_S))
         release = release_shares(replica) if index == 0 else []
         for load in loads:

@@ -5,9 +5,10 @@ from __future__ import annotations
 import itertools
 import math
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any, NamedTuple
+from functools import partial
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,6 +18,9 @@ from scalebench.study.spec import Run
 from scalebench.system.clock import Ledger, Task
 from scalebench.system.stopwatch import Stopwatch, typical
 from scalebench.training.reference_step import Gauge
+
+if TYPE_CHECKING:
+    import torch
 
 FEWEST_ROUNDS = 8
 _FEWEST_ROUNDS_FAST = 40  # of models with a step below _FAST_S
@@ -28,9 +32,10 @@ _WARM_STEPS = 3
 
 
 class LapClock:
-    """Clock that stores individual laps, where the wall clock sums them."""
+    """Clock that stores individual laps, where the wall clock sums them; `synchronize` waits for the device."""
 
-    def __init__(self) -> None:
+    def __init__(self, synchronize: Callable[[], None] = lambda: None) -> None:
+        self._synchronize = synchronize
         self.ledger = Ledger()
         self.running = True
         self.laps: dict[Task, list[float]] = {task: [] for task in Task}
@@ -47,6 +52,7 @@ class LapClock:
         self._mark = time.perf_counter()
 
     def did(self, task: Task, samples: int = 0) -> None:
+        self._synchronize()
         now = time.perf_counter()
         self.laps[task].append(now - self._mark)
         self._mark = now
@@ -57,6 +63,16 @@ class LapClock:
     @contextmanager
     def paused(self) -> Iterator[None]:
         yield
+
+
+class SecondsGauge:
+    """In place of `Gauge` where a step's time does not follow the speed of a core, as on a GPU: one second."""
+
+    def steps(self, count: int) -> float:
+        return 1.0
+
+    def seconds(self) -> float:
+        return 1.0
 
 
 class SoloCommunicator:
@@ -100,11 +116,13 @@ class StepWindows(NamedTuple):
 class Rounds:
     """Rounds of one process at one batch size and load."""
 
-    def __init__(self, replica: Any, gauge: Gauge, index: int, load: int, barrier: Any, going: Any) -> None:
+    def __init__(
+        self, replica: Any, gauge: Gauge | SecondsGauge, index: int, load: int, barrier: Any, going: Any
+    ) -> None:
         self._replica, self._gauge, self._index, self._load = replica, gauge, index, load
         self._barrier, self._going = barrier, going
         self._batches = (batch for epoch in itertools.count() for batch in replica.batches(epoch))
-        self._stopwatch = Stopwatch()
+        self._stopwatch = Stopwatch(computes=replica.device.type == "cpu")  # the thread of a GPU's step waits for it
         self._rows: list[tuple[int, NDArray[np.float64], float, bool]] = []  # round, (4, steps), reference, undisturbed
         self._alone: list[float] = []
 
@@ -178,8 +196,10 @@ class Rounds:
         return typical([laps.sum() / laps.shape[1] / own for _, laps, own, kept in self._rows if kept]).precise
 
 
-def single_replica(run: Run, dataset: Any, size: int) -> Any:
+def single_replica(run: Run, dataset: Any, size: int, device: torch.device) -> Any:
     from dataclasses import replace
+
+    import torch
 
     from scalebench.data.plan import BatchPlan
     from scalebench.training.replica import Replica
@@ -188,8 +208,9 @@ def single_replica(run: Run, dataset: Any, size: int) -> Any:
     rows -= rows % size
     part = replace(dataset, x_train=dataset.x_train[:rows], y_train=dataset.y_train[:rows])
     plan = BatchPlan(rows, 1, seed=run.seed, batch_per_worker=size)
+    clock = LapClock(partial(torch.cuda.synchronize, device)) if device.type == "cuda" else LapClock()
     solo = run.model_copy(update={"workers": 1, "init_weights": None})
-    return Replica(solo, part, plan, SoloCommunicator(), LapClock())  # type: ignore[arg-type]
+    return Replica(solo, part, plan, SoloCommunicator(), clock, device)  # type: ignore[arg-type]
 
 
 def bounded(least: int, most: int | None, seconds: float) -> Iterator[int]:
@@ -216,11 +237,10 @@ def release_shares(replica: Any) -> list[float]:
     import torch
 
     trainable = [parameter for parameter in replica.model.parameters() if parameter.requires_grad]
-    moments: dict[int, float] = {}
+    now, between = _moments(replica.device)
+    moments: dict[int, Any] = {}
     handles = [
-        parameter.register_post_accumulate_grad_hook(
-            lambda _, index=index: moments.__setitem__(index, time.perf_counter())
-        )
+        parameter.register_post_accumulate_grad_hook(lambda _, index=index: moments.__setitem__(index, now()))
         for index, parameter in enumerate(trainable)
     ]
     shares = []
@@ -228,10 +248,29 @@ def release_shares(replica: Any) -> list[float]:
     loss = torch.nn.functional.cross_entropy if replica.task == "classification" else torch.nn.functional.mse_loss
     for _ in bounded(*_RELEASES, _RELEASES_S):
         value = loss(replica.model(batch.x), batch.y)
-        begin = time.perf_counter()
+        begin = now()
         value.backward()  # type: ignore[no-untyped-call]
-        whole = time.perf_counter() - begin
-        shares.append([(moments.get(index, begin + whole) - begin) / whole for index in range(len(trainable))])
+        end = now()
+        whole = between(begin, end)
+        shares.append([between(begin, moments.get(index, end)) / whole for index in range(len(trainable))])
     for handle in handles:
         handle.remove()
     return [float(share) for share in np.median(np.array(shares), axis=0)]
+
+
+def _moments(device: torch.device) -> tuple[Callable[[], Any], Callable[[Any, Any], float]]:
+    """Return what marks a moment of the work on `device`, and what gives the time between two, in any unit."""
+    if device.type == "cpu":
+        return time.perf_counter, lambda begin, end: end - begin
+    import torch
+
+    def mark() -> Any:
+        event = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
+        event.record()
+        return event
+
+    def between(begin: Any, end: Any) -> float:
+        end.synchronize()
+        return float(begin.elapsed_time(end))
+
+    return mark, between

@@ -22,7 +22,7 @@ def scalebench(tmp_path, monkeypatch, invoke, machine):
     monkeypatch.chdir(tmp_path)
     invoke.measured, invoke.fails = [], None
 
-    def steps(run, folder, sizes, node_workers, budget):
+    def steps(run, folder, sizes, node_workers, budget, device):
         if invoke.fails in sizes:
             raise RunError("calibration: a measuring process ended before its time")
         invoke.measured += sorted(sizes)
@@ -74,6 +74,28 @@ def test_file_is_completed_by_the_same_command_and_charges_a_study(scalebench):
     assert "was measured for mlp(hidden=[128]) in float32 on " in refused
     assert len(refused.strip().splitlines()) == 1
     assert "has nothing" in scalebench("predict", "--calibration", FILE, "--cluster", "juwels-booster", code=2)
+
+
+def test_steps_on_gpus_are_measured_in_seconds_with_one_process_for_each(scalebench, monkeypatch):
+    monkeypatch.setattr("scalebench.comm.engines.available", lambda engine: None)
+    monkeypatch.setattr("scalebench.comm.engines.gpus", lambda: 2)
+    monkeypatch.setattr("torch.cuda.get_device_name", lambda *_: "NVIDIA T4")
+    said = scalebench("calibrate", "--dataset", "wine", "--device", "cuda", "--batch", 8, "-o", FILE)
+    assert "on NVIDIA T4 (torch" in said
+    assert "8) beside 1, 2 busy workers; no engine" in said
+    found = read_calibration(FILE)
+    assert found.reference_s is None, "a GPU's steps are not scaled by the speed of a core"
+    assert not found.operations
+    predicted = " ".join(scalebench("predict", "--calibration", FILE, "--workers", "1,2").split())
+    assert "GPU-hours" in predicted
+    assert "computes beside steps was not measured" not in predicted, "nothing is charged, and no engine either"
+
+
+def test_steps_on_a_gpu_need_one(scalebench, monkeypatch):
+    monkeypatch.setattr("scalebench.comm.engines.available", lambda engine: "no NVIDIA GPU here")
+    said = scalebench("calibrate", "--device", "cuda", "-o", FILE, code=2)
+    assert said.strip() == "scalebench: error: --device cuda: no NVIDIA GPU here"
+    assert not FILE.exists()
 
 
 def test_file_of_another_model_is_not_completed(scalebench):

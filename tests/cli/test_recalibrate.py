@@ -36,7 +36,7 @@ def machine(tmp_path, monkeypatch, machine, invoke):
             path.write_text(Calibration(key="made up", tables=tables, engines=machine.engines).model_dump_json())
             return path
 
-        def steps(self, run, folder, sizes, node_workers, budget):
+        def steps(self, run, folder, sizes, node_workers, budget, device):
             if not (self.quiet or budget.noisy):
                 raise DisturbedError("the steps could not be measured: accept it with --noisy")
             self.measured += 1

@@ -161,6 +161,10 @@ def test_calibration_of_another_model_is_refused_by_name(scalebench, calibration
     assert not Path("results/mine").exists()
     said = scalebench(*words, calibration(torch="1.0", cpu="Z80"))
     assert f"is not of this machine and study: cpu Z80, not {cpu_model()}; torch 1.0, not" in " ".join(said.split())
+    said = scalebench(*words[:-2], "real", "--execution", "auto", "--calibration", calibration(cpu="Z80"), code=2)
+    assert f"is of another machine (cpu Z80, not {cpu_model()})" in said
+    assert len(said.strip().splitlines()) == 1
+    assert not Path("results/real").exists()
     said = scalebench(*words[:-2], "same", "--calibration", calibration())
     assert "not of this machine" not in said
 

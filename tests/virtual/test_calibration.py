@@ -3,14 +3,29 @@
 from __future__ import annotations
 
 import math
+import threading
+import time
+from functools import partial
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
+import torch
 
 from scalebench.errors import DisturbedError
 from scalebench.pricing.machine import loads_up_to
+from scalebench.system.clock import Task
 from scalebench.virtual.step_statistics import BLOCKS, JITTER_KEPT, _blocks, _jitter, step_tables
-from scalebench.virtual.step_windows import StepWindows, bounded, take_steps
+from scalebench.virtual.step_windows import (
+    LapClock,
+    Rounds,
+    SecondsGauge,
+    StepWindows,
+    bounded,
+    release_shares,
+    single_replica,
+    take_steps,
+)
 
 
 @pytest.mark.parametrize(
@@ -23,6 +38,33 @@ def test_bounded_takes_least_steps_if_slow_and_most_if_fast(least, most, seconds
 
 def test_bounded_without_most_ends_by_time():
     assert len(list(bounded(2, None, 0.02))) > 2
+
+
+def test_clock_waits_for_the_device_before_it_reads_the_time():
+    clock = LapClock(partial(time.sleep, 0.002))
+    clock.start()
+    clock.did(Task.FORWARD)
+    assert clock.laps[Task.FORWARD][0] >= 0.002
+
+
+@pytest.mark.parametrize(
+    "device",
+    ["cpu", pytest.param("cuda", marks=pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU here"))],
+)
+def test_steps_in_seconds_and_release_of_gradients(device, blobs, make_run):
+    replica = single_replica(make_run(), blobs, 8, torch.device(device))
+    take_steps(replica, range(3))
+    release = release_shares(replica)
+    rounds = Rounds(replica, SecondsGauge(), 0, 1, threading.Barrier(1), SimpleNamespace(value=False))
+    began = time.perf_counter()
+    windows = rounds.run(8, release, 0.2)
+    took = time.perf_counter() - began
+    (table,) = step_tables([windows], [1], None, noisy=True).tables
+    (batch,) = table.batches
+    step_s = sum(float(np.median(seconds)) for seconds in batch.blocks())
+    assert 0 < step_s * windows.seconds.shape[1] * windows.steps.shape[1] < took
+    assert all(0 < share <= 1 for share in release)
+    assert release[0] > release[-1], "the last layer is done first"
 
 
 class ThreeBatches:
