@@ -6,7 +6,8 @@ native ones, the speed that the machine had. Oversubscribed runs are left out.
 
 The 95 % interval of a prediction contains the draws of the calibration, communication that is slower or faster as the
 interval of latency and bandwidth allows that are fitted to the measured collectives (`cluster.fitting`, wider beyond
-their sizes and node counts), and 1 % by which times of equal runs differ.
+their sizes and node counts), and the scatter of the median of so many runs: their standard deviation, pooled over all
+points of an execution, but at least 1 %.
 """
 
 from __future__ import annotations
@@ -40,7 +41,7 @@ from scalebench.study.spec import Run
 from scalebench.validation.errors import predictions_of
 from scalebench.virtual.engine import model_time
 
-_UNEXPLAINED = 0.01  # standard deviation of ln T of equal runs; an assumption
+_UNEXPLAINED = 0.01  # least standard deviation of ln T of a point; an assumption
 _SERIES = ["execution", "engine", "label"]
 
 
@@ -73,7 +74,7 @@ def predict_runs(folder: Path, calibration: Path | None = None, note: Note = lam
         )
     templates = {(str(run.strategy), run.workers, run.repetition): run for run in plan.sweep.simulated}
     machine = _machine(plan, path, runs)
-    rows = []
+    rows, scatter = [], _scatter(runs)
     for point in _points(runs):
         first = point.first
         if not machine.engines.has(first["engine"], int(first["nodes"])) and first["workers"] > 1:
@@ -82,7 +83,8 @@ def predict_runs(folder: Path, calibration: Path | None = None, note: Note = lam
             continue
         keys = [(str(first["label"]), int(first["workers"]), int(number)) for number in point.runs["repetition"]]
         draws = [templates[key] for key in keys if key in templates]
-        if seconds := _predicted(plan, machine, draws, point):
+        median = max(_UNEXPLAINED, scatter[first["execution"]] * _scatter_of_median(len(point.runs)))
+        if seconds := _predicted(plan, machine, draws, point, median):
             rows.append(_row(results, machine, point, seconds))
     return predictions_of(rows)
 
@@ -123,7 +125,24 @@ def _points(runs: pd.DataFrame) -> Iterator[_Point]:
             yield _Point(own, math.nan if workers == base else base_s * shorter, first, nbytes)
 
 
-def _predicted(plan: StudyPlan, machine: Machine, draws: Sequence[Run], point: _Point) -> tuple[float, float, float]:
+def _scatter(runs: pd.DataFrame) -> dict[str, float]:
+    """Return the standard deviation of ln T of equal runs by execution, pooled over its points; 0 if none has two."""
+    found = {}
+    for execution, own in runs.groupby("execution"):
+        logs = np.log(own["train_s"]).groupby([own[name] for name in (*_SERIES, "workers")])
+        free = len(own) - logs.ngroups
+        found[str(execution)] = math.sqrt(float((logs.var(ddof=0) * logs.size()).sum()) / free) if free else 0.0
+    return found
+
+
+def _scatter_of_median(runs: int) -> float:
+    """Return the standard deviation of the median of so many normal values relative to that of one."""
+    return math.sqrt((math.pi / 2 if runs > 2 else 1.0) / runs)
+
+
+def _predicted(
+    plan: StudyPlan, machine: Machine, draws: Sequence[Run], point: _Point, scatter: float
+) -> tuple[float, float, float]:
     """Return seconds with their bounds; empty where the program cannot be priced."""
     first = point.first
     node = machine.cluster.node.model_copy(update={"workers_per_node": int(first["workers_per_node"])})
@@ -138,7 +157,7 @@ def _predicted(plan: StudyPlan, machine: Machine, draws: Sequence[Run], point: _
         return ()  # type: ignore[return-value]
     low, centre, high = logs.mean(axis=1).tolist()
     drawn = calibration_interval(logs[1])
-    own = math.hypot(1.96 * _UNEXPLAINED, drawn.high - drawn.centre if len(draws) > 1 else 0.0)
+    own = math.hypot(1.96 * scatter, drawn.high - drawn.centre if len(draws) > 1 else 0.0)
     bounds = centre - math.hypot(own, centre - low), centre + math.hypot(own, high - centre)
     return math.exp(centre), math.exp(bounds[0]), math.exp(bounds[1])
 

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from pathlib import Path
 
+import numpy as np
 import pandas as pd
 import pytest
 from click.testing import CliRunner
@@ -68,6 +70,13 @@ def test_own_runs_are_predicted_by_the_calibration_that_they_are_given(
     assert table["error"].abs().max() < 1e-9
     assert table["linear"].isna().tolist() == [True, False]
     assert table["linear"][2] == pytest.approx(table["measured"][1] / 2)
+    spread = rows["train_s"].astype(float) * np.where(rows["repetition"] == "0", 1.21, 1.0)
+    rows.assign(execution="native", engine="mpi", train_s=spread).to_csv("results/mine/runs.csv", index=False)
+    invoke("validate", "results/mine", "--output", "out")
+    scattered = pd.read_csv("out/prediction-error.csv").set_index("workers")
+    assert (scattered["high"] / scattered["low"] > table["high"] / table["low"]).all(), "equal runs differ by more"
+    of_mean = math.sqrt(2) * math.log(1.1) / math.sqrt(2)  # standard deviation of two runs, of their mean
+    assert math.log(scattered["high"][1] / scattered["predicted"][1]) == pytest.approx(1.96 * of_mean, rel=0.2)
     invoke("validate", "results/mine", "--calibration", "slow.json", "--output", "out")
     steps = 9  # 142 samples, two workers, batches of 8
     slowed = pd.read_csv("out/prediction-error.csv").set_index("workers")["predicted"] - table["predicted"]
