@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 from scalebench.cluster.collectives import Level, Levels
 from scalebench.cluster.engine_costs import EngineCosts
 from scalebench.cluster.network import ALLREDUCE
-from scalebench.cluster.spec import Cluster, Congestion, Link
+from scalebench.cluster.spec import Cluster, Congestion, Link, doublings
 from scalebench.errors import ClusterError
 from scalebench.formatting import digits, seconds
 
@@ -88,7 +88,7 @@ class LinkFit:
         variance = float(gradient @ self._covariance @ gradient) + self.deviation**2
         variance += (PER_DOUBLING * self.distance(ranks, nodes, nbytes)) ** 2
         half = self._quantile * math.sqrt(variance)
-        growth = 0.0 if self._fits_growth else math.log1p(self.congestion.high * _doublings(nodes))
+        growth = 0.0 if self._fits_growth else math.log1p(self.congestion.high * doublings(nodes))
         return Estimate(math.exp(centre), math.exp(centre - half), math.exp(centre + math.hypot(half, growth)))
 
     def __str__(self) -> str:
@@ -261,21 +261,16 @@ def _log_model(
     coefficients = np.array([_coefficients(row, algorithm) for row in rows])
     bytes_of = np.array([row.nbytes for row in rows])
     piece = np.searchsorted(np.array(limits[:-1]), bytes_of)
-    doublings = np.array([_doublings(row.nodes) for row in rows])
+    growing = np.array([doublings(row.nodes) for row in rows])
     within = np.array([_within(row, inside) for row in rows])
 
     def logs(parameters: Array) -> Array:
         latency, per_byte = np.exp(parameters[2 * piece]), np.exp(parameters[2 * piece + 1])
         between = coefficients[:, 0] * latency + coefficients[:, 1] * bytes_of * per_byte
-        found: Array = np.log(between * (1 + parameters[-1] * doublings) + within)
+        found: Array = np.log(between * (1 + parameters[-1] * growing) + within)
         return found
 
     return logs
-
-
-def _doublings(nodes: int) -> float:
-    """Return lg(m/2) for m `nodes`."""
-    return math.log2(nodes / 2) if nodes > 2 else 0.0
 
 
 def _coefficients(row: Transfer, algorithm: str) -> tuple[float, float]:

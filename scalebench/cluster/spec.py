@@ -54,6 +54,11 @@ class SharedLink(Link):
     shared_by: PositiveInt = Field(1, description="ranks of a node that share such a link, as below a PCIe switch")
 
 
+def doublings(nodes: int) -> float:
+    """Return lg(m/2) for m `nodes`; 0 up to two."""
+    return math.log2(nodes / 2) if nodes > 2 else 0.0
+
+
 class Congestion(StrictModel):
     """Growth of transfers between nodes with their number m: seconds x (1 + per_doubling lg(m / 2)) from two nodes on.
 
@@ -66,7 +71,7 @@ class Congestion(StrictModel):
 
     def factor(self, nodes: int) -> float:
         """Return how many times longer latency and transfer between `nodes` nodes are than between two."""
-        return 1 + self.per_doubling * math.log2(nodes / 2) if nodes > 2 else 1.0
+        return 1 + self.per_doubling * doublings(nodes)
 
 
 class Links(StrictModel):

@@ -220,6 +220,7 @@ class _Walk:
     def _close_epoch(self, epoch: int, at: Ints | slice) -> None:
         if epoch not in self.epochs:
             self.epochs[epoch] = self.ledger.copy()
+            return
         for kept, running in zip(vars(self.epochs[epoch]).values(), vars(self.ledger).values(), strict=True):
             kept[..., at] = running[..., at]
 

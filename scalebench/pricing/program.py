@@ -23,7 +23,7 @@ class Compute(NamedTuple):
 
     `places` are those of the events of each task that occurs; `amounts` (events, workers) or (events, 1) are samples,
     of an operation of the strategy with this name messages; `steps` (events,) number the local step, `starts` the first
-    event of each uninterrupted stretch.
+    event of each uninterrupted stretch. Without operations there are no `names`.
     """
 
     tasks: Ints
@@ -113,7 +113,7 @@ def _epoch(number: int | None, events: Sequence[Event], begin: int, tasks: Ints,
     if len(form.cuts) > len(exchanges):
         steps.append(Step(None, begin + len(tasks), *form.cuts[-1]))
     own = form.own
-    names = tuple(events[begin + at].name for at in own.tolist())
+    names = tuple(events[begin + at].name for at in own.tolist()) if Task.OTHER in form.places else ()
     compute = Compute(tasks[own], form.places, amounts[own], numbers[own], names, form.starts)
     return Epoch(number, compute, steps, all(step.event is None or _together(step.event) for step in steps))
 
