@@ -134,7 +134,10 @@ class Collectives:
         if event.kind == "merge" and self.shape[1] == len(groups.partition.labels):
             self._merge(meeting)
             return slice(None)
-        latest = np.maximum.reduceat(meeting.arrivals[:, groups.order], groups.starts, axis=1)
+        if len(ready) == 1:
+            latest = meeting.arrivals.max(axis=1, keepdims=True)
+        else:
+            latest = np.maximum.reduceat(meeting.arrivals[:, groups.order], groups.starts, axis=1)
         cost = np.empty_like(latest)
         ends = np.empty_like(latest)
         for labels, members in groups.alike:

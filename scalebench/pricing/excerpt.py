@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -32,13 +31,7 @@ class EvenPlan:
     lead: int = 0  # further steps of the first epoch
 
     def shard_sizes(self, epoch: int) -> Ints:
-        sizes: Ints = self._shard_sizes[min(epoch, 1)]
-        return sizes
-
-    @cached_property
-    def _shard_sizes(self) -> Ints:
-        """Sizes in the first epoch and in the others, (2, workers)."""
-        return np.outer([self.steps(0), self.steps(1)], np.full(self.workers, self.batch_size))
+        return np.broadcast_to(np.int64(self.steps(epoch) * self.batch_size), self.workers)
 
     def steps(self, epoch: int) -> int:
         return self.steps_per_epoch + (self.lead if epoch == 0 else 0)

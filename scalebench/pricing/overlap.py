@@ -18,6 +18,7 @@ from bisect import bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
+from itertools import accumulate
 from typing import NamedTuple
 
 import numpy as np
@@ -49,6 +50,8 @@ class _Loop(NamedTuple):
     per_step: float
     releases: Floats
     sizes: list[int]
+    before: list[int]  # bytes of all tensors before each one, and of all
+    seconds: dict[int, float]  # of the allreduces so far, by their bytes
 
     @classmethod
     def of(cls, overlap: Overlap, costs: Costs, ranks: Sequence[int]) -> _Loop:
@@ -56,13 +59,16 @@ class _Loop(NamedTuple):
         overshoot = max(0.0, measured.cycle_s - NOMINAL_CYCLE_S) if measured and measured.cycle_s else 0.0
         software = measured.negotiation_s if measured else 0.0
         tensors = sorted((tensor.release, _travelling(tensor.nbytes, overlap)) for tensor in costs.gradients)
+        sizes = [nbytes for _, nbytes in tensors]
         return cls(
             overlap.cycle_s + overshoot,
             math.sqrt(12) * measured.cycle_spread_s if measured else 0.0,
             software + costs.allreduce(_READY_BITS, ranks, overlap.engine),
             measured.per_step_s if measured else 0.0,
             np.array([release for release, _ in tensors]),
-            [nbytes for _, nbytes in tensors],
+            sizes,
+            list(accumulate(sizes, initial=0)),
+            {},
         )
 
 
@@ -89,11 +95,6 @@ class Stream:
         self.transferred_s += float(cost[0])
         return float(ends[0])
 
-    def _allreduce(self, nbytes: int, overlap: Overlap, costs: Costs, ranks: Sequence[int]) -> float:
-        seconds = costs.allreduce(nbytes, ranks, overlap.engine)
-        self.transferred_s += seconds
-        return seconds
-
     def _cycles(self, passes: Passes, overlap: Overlap, costs: Costs, ranks: Sequence[int]) -> float:
         """Horovod: at each cycle, tensors that are ready on every worker are fused up to the threshold and reduced."""
         loop = self._loop = self._loop or _Loop.of(overlap, costs, ranks)
@@ -105,8 +106,13 @@ class Stream:
                 moment += loop.period * math.ceil(late / loop.period)
             taken = bisect_right(ready, moment, first, key=ahead.__add__)
             finished = moment + loop.negotiation
-            for nbytes in _fused(loop.sizes[first:taken], overlap.bucket_bytes):
-                finished += self._allreduce(nbytes, overlap, costs, ranks)
+            together = loop.before[taken] - loop.before[first]
+            fits = together <= overlap.bucket_bytes
+            for nbytes in (together,) if fits else _fused(loop.sizes[first:taken], overlap.bucket_bytes):
+                if nbytes not in loop.seconds:
+                    loop.seconds[nbytes] = costs.allreduce(nbytes, ranks, overlap.engine)
+                finished += loop.seconds[nbytes]
+                self.transferred_s += loop.seconds[nbytes]
             self.turn_s = finished - moment
             first, moment = taken, max(moment + loop.period, finished)
         self.next_cycle = moment

@@ -29,7 +29,7 @@ from scalebench.pricing.price import TimeArrays, walk
 from scalebench.pricing.program import Program, programs_of
 from scalebench.pricing.queues import Queue, Serving
 from scalebench.pricing.recording import record_each
-from scalebench.pricing.schedule import Schedule
+from scalebench.pricing.schedule import RankGroups, Schedule
 from scalebench.strategies import registry
 from scalebench.strategies.base import Setting, Strategy
 from scalebench.strategies.parameter_server import ParameterServerStrategy
@@ -200,18 +200,19 @@ class Predictor:
                 gate = strategy.gate(workers, total)
                 in_rounds = gate.in_rounds or isinstance(gate, Elastic)  # equal workers meet at every barrier
                 serving = Serving(strategy.servers(workers), in_rounds)
-            schedules = [
-                self._schedules(run, excerpt.strategy, EvenPlan(workers, length, lead=excerpt.lead), per_node)
-                for length in excerpt.steps
-            ]
+            everyone = RankGroups.of_all(workers)
+            plans = [EvenPlan(workers, length, lead=excerpt.lead) for length in excerpt.steps]
+            schedules = [self._schedules(run, excerpt.strategy, plan, per_node, everyone) for plan in plans]
             programs = [programs_of(each) for each in schedules]
             count = len(schedules[0])
             self._programs[key] = Recorded(excerpt, programs, workers, count, serving, schedules[0][0])
         return self._programs[key]
 
-    def _schedules(self, run: Run, strategy: Strategy, plan: EvenPlan, per_node: int) -> list[Schedule]:
+    def _schedules(
+        self, run: Run, strategy: Strategy, plan: EvenPlan, per_node: int, everyone: RankGroups
+    ) -> list[Schedule]:
         """Record worker 0, and the others of its node where they may do something else."""
-        each = record_each(run, strategy, cast(BatchPlan, plan), self._model, per_node)
+        each = record_each(run, strategy, cast(BatchPlan, plan), self._model, per_node, everyone)
         first, count = next(each), 1
         if getattr(strategy, "fraction", 1.0) < 1:
             count = min(run.workers, max(_SAMPLED_RANKS, per_node))

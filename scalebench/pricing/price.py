@@ -172,8 +172,10 @@ class _Walk:
                     waited = np.maximum(0.0, until - now[:, at] - alone)
                     self._record(at, until, waited, alone)
                     self.variance[:, at] = 0.0
-            for task, places in compute.places.items():
-                self.ledger.seconds[task][:, at] += seconds[places].sum(axis=0)
+            if compute.places:
+                taken = np.add.reduceat(seconds[compute.order], compute.firsts, axis=0)
+                for task, own in zip(compute.places, taken, strict=True):
+                    self.ledger.seconds[task][:, at] += own
             if number is not None:
                 self._close_epoch(number, at)
 

@@ -21,13 +21,16 @@ COMPUTE["operation"] = Task.OTHER
 class Compute(NamedTuple):
     """Compute of an epoch in order.
 
-    `places` are those of the events of each task that occurs; `amounts` (events, workers) or (events, 1) are samples,
-    of an operation of the strategy with this name messages; `steps` (events,) number the local step, `starts` the first
-    event of each uninterrupted stretch. Without operations there are no `names`.
+    `places` are those of the events of each task that occurs, `order` all of them, `firsts` where each task begins
+    there; `amounts` (events, workers) or (events, 1) are samples, of an operation of the strategy messages; `steps`
+    (events,) number the local step, `starts` the first event of each uninterrupted stretch. `names` are those of the
+    operations, of which there may be none.
     """
 
     tasks: Ints
     places: Mapping[Task, Ints]
+    order: Ints
+    firsts: Ints
     amounts: Ints
     steps: Ints
     names: tuple[str, ...]
@@ -114,7 +117,8 @@ def _epoch(number: int | None, events: Sequence[Event], begin: int, tasks: Ints,
         steps.append(Step(None, begin + len(tasks), *form.cuts[-1]))
     own = form.own
     names = tuple(events[begin + at].name for at in own.tolist()) if Task.OTHER in form.places else ()
-    compute = Compute(tasks[own], form.places, amounts[own], numbers[own], names, form.starts)
+    in_order = (form.places, form.order, form.firsts)
+    compute = Compute(tasks[own], *in_order, amounts[own], numbers[own], names, form.starts)
     return Epoch(number, compute, steps, all(step.event is None or _together(step.event) for step in steps))
 
 
@@ -126,6 +130,8 @@ class _Form(NamedTuple):
 
     own: Ints
     places: Mapping[Task, Ints]
+    order: Ints
+    firsts: Ints
     starts: Ints
     cuts: list[tuple[int, int, int, int, int]]
 
@@ -150,7 +156,8 @@ def _form(tasks_bytes: bytes, exchanges: tuple[int, ...]) -> _Form:
         if high > low:
             starts.append(low)
         low, passed = high, after
-    return _Form(own, places, np.array(starts, dtype=np.int64), cuts)
+    firsts = np.array([low for low, high in pairwise(bounds) if low < high], dtype=np.int64)
+    return _Form(own, places, order, firsts, np.array(starts, dtype=np.int64), cuts)
 
 
 def _exchanges(event: Event) -> bool:

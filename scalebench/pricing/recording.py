@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import replace
-from functools import cache, lru_cache
+from functools import cache, cached_property, lru_cache
 from itertools import pairwise
 from types import SimpleNamespace
 from typing import Any
@@ -54,10 +54,18 @@ def record(
 
 
 def record_each(
-    run: Run, strategy: Strategy, plan: BatchPlan, model: torch.nn.Module, workers_per_node: int
+    run: Run,
+    strategy: Strategy,
+    plan: BatchPlan,
+    model: torch.nn.Module,
+    workers_per_node: int,
+    everyone: RankGroups | None = None,
 ) -> Iterator[Schedule]:
-    """Yield the schedules of `record`, each recorded when it is asked for."""
-    everyone = RankGroups.of_all(run.workers)
+    """Yield the schedules of `record`, each recorded when it is asked for.
+
+    Recordings of one strategy that are given `everyone` share its divisions into groups.
+    """
+    everyone = everyone or RankGroups.of_all(run.workers)
     # Recorded once for the workers that take the same batches, where their rank is not read.
     alike: dict[object, Schedule] = {}
     for rank in range(run.workers):
@@ -102,19 +110,25 @@ class RecordingWorker:
         self.dtype: torch.dtype = getattr(torch, run.dtype)
         self.parameters = torch.empty(numbers, dtype=self.dtype, device="meta")
         self.gradients = self.parameters.clone()  # other ways to make meta tensors import sympy, in half a second
-        parameter = torch.nn.Parameter(self.parameters)
-        parameter.grad = self.gradients
-        optimizer: Any = build_optimizer(run.optimizer, [parameter], run.lr, flat=True)
-        optimizer.begin = lambda: self._begin_optimizer(parameter)
-        self.optimizer: Any = optimizer
         self.forward: Callable[[Tensor], Tensor] = lambda x: x
         self.state = SimpleNamespace()
         self.on_epoch: Callable[[int], None] | None = None
         self.meters = Meters(self._rank, clock, comm)
         self.steps = 0
+        self._hosted: list[Tensor] = []  # models that others access here
         self._epoch = self._epochs_done = 0
         if isinstance(clock, RecordingClock):
             clock.schedule.reads_rank = False  # here it was
+
+    def _build_optimizer(self) -> Any:
+        """Return the optimizer of the flat parameters."""
+        parameter = torch.nn.Parameter(self.parameters)
+        parameter.grad = self.gradients
+        optimizer: Any = build_optimizer(self.run.optimizer, [parameter], self.run.lr, flat=True)
+        optimizer.begin = lambda: optimizer.state.update({parameter: self._optimizer_state()})
+        return optimizer
+
+    optimizer: Any = cached_property(_build_optimizer)  # few strategies look at it, and building it takes long
 
     def _reads(self, what: str) -> None:
         if isinstance(self.clock, RecordingClock):
@@ -148,14 +162,17 @@ class RecordingWorker:
     @property
     def memory_bytes(self) -> int:
         """Bytes of parameters, gradients, initial weights, optimizer state and the tensors in `state`."""
-        self.optimizer.begin()
-        own = [self.parameters, self.gradients, self.parameters.clone(), *_tensors([self.optimizer.state, self.state])]
+        held = [self._optimizer_state(), self._hosted, self.state]
+        own = [self.parameters, self.gradients, self.parameters.clone(), *_tensors(held)]
         distinct = {id(tensor): tensor for tensor in own}.values()
         storages = {tensor.untyped_storage()._cdata: tensor.untyped_storage().nbytes() for tensor in distinct}
         return sum(storages.values())
 
     def share(self, initial: Tensor, host: int = 0) -> SharedState:
-        return RecordingShared(self.comm, self.clock, initial, host)  # type: ignore[arg-type]
+        shared = RecordingShared(self.comm, self.clock, initial, host)  # type: ignore[arg-type]
+        if host == self._rank:
+            self._hosted.append(shared.vector)
+        return shared
 
     def server(self, rule: ServerRule) -> Server:
         return RecordingServer(self.comm, self.clock, self.parameters)  # type: ignore[arg-type]
@@ -211,9 +228,9 @@ class RecordingWorker:
     def use_optimizer(self, wrap: Any) -> None:
         raise NotImplementedError("a recording has no gradients for a library's optimizer")
 
-    def _begin_optimizer(self, parameter: torch.nn.Parameter) -> None:
-        """Give the optimizer the state that it has after a step."""
-        self.optimizer.state[parameter] = {
+    def _optimizer_state(self) -> dict[str, Tensor]:
+        """Return the tensors that the optimizer has after a step."""
+        return {
             name: self.parameters.clone() if value.dim() else value.to("meta")
             for name, value in _state_after_step(self.run.optimizer).items()
         }
@@ -260,18 +277,16 @@ def _nothing(samples: int) -> Tensor:
 
 
 def _tensors(held: Any) -> Iterator[Tensor]:
-    """Yield tensors in containers and in objects of strategies, at any depth."""
+    """Yield tensors in containers and in objects of strategies, at any depth; lists of one kind have it for all."""
     pending = [held]
     while pending:
         held = pending.pop()
         if isinstance(held, Tensor):
             yield held
-        elif isinstance(held, RecordingShared):
-            yield held.vector
         elif isinstance(held, dict):
             pending += held.values()
         elif isinstance(held, list | tuple | set):
-            pending += () if held and isinstance(next(iter(held)), int | float) else held  # of each worker a number
+            pending += () if held and isinstance(next(iter(held)), int | float | RecordingShared) else held
         elif isinstance(held, SimpleNamespace) or type(held).__module__.startswith("scalebench.strategies"):
             inner = getattr(held, "__dict__", {}).values()
             pending += [each for each in inner if not isinstance(each, RecordingWorker)]

@@ -49,10 +49,19 @@ class RankGroups:
             places = np.empty_like(self.labels)
             starts = np.repeat(self._ends - self.sizes, self.sizes)
             places[self._order] = np.arange(len(self.labels)) - starts
-            _, colors = np.unique(_colors(color, int(self.sizes.max())), return_inverse=True)
+            colors = _numbered(_colors(color, int(self.sizes.max())))
             pairs = self.labels * (int(colors.max()) + 1) + colors[places]
-            self._parts[split] = RankGroups(np.unique(pairs, return_inverse=True)[1])
+            self._parts[split] = RankGroups(_numbered(pairs))
         return self._parts[split]
+
+
+def _numbered(values: Ints) -> Ints:
+    """Return the place of each value among the distinct ones, ascending; without sorting where they are small."""
+    if values.min() < 0 or values.max() > 4 * len(values):
+        return np.asarray(np.unique(values, return_inverse=True)[1])
+    occurs = np.zeros(int(values.max()) + 1, dtype=bool)
+    occurs[values] = True
+    return np.asarray((np.cumsum(occurs) - 1)[values])
 
 
 def _colors(color: Callable[[int], int], ranks: int) -> Ints:
