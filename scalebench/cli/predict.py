@@ -11,7 +11,7 @@ import rich_click as click
 
 from scalebench.cli.options import NEW_FILE, NEW_PICTURE, parsed_by, verbosity_options
 from scalebench.cli.platform_options import POSITIVE, parse_strategy, platform_options, predictor_of
-from scalebench.cli.predicted_target import Target, read_laws, target_sentences, targets_of
+from scalebench.cli.predicted_target import Target, aimed, read_laws, target_sentences, targets_of
 from scalebench.errors import writing
 from scalebench.formatting import digits, seconds, share
 
@@ -75,11 +75,11 @@ def predict(
     predictor = predictor_of(model, flags)
     grid = predict_grid(predictor, chosen, workers)
     to_target = {} if epochs_to_target is None else targets_of(grid, *read_laws(epochs_to_target))
-    print_results(_table(predictor, grid, to_target), *_sentences(predictor, grid, budget, price, to_target))
     if table is not None:
         _write(table, predictor, grid, price, to_target)
     if figure is not None and grid.points:
         _draw(figure, predictor, grid)
+    print_results(_table(predictor, grid, to_target), *_sentences(predictor, grid, budget, price, to_target))
     if grid.points and all(point.lacking for point in grid.points):
         return 2
     return 0 if grid.points else 1
@@ -180,7 +180,7 @@ def _best(grid: Grid, budget: float, unit: tuple[str, float], to_target: dict[in
 
     hour, each = unit
     epochs = {id(grid.points[place]): aim.epochs for place, aim in to_target.items()}
-    points = [point for point in grid.advised() if not epochs or id(point) in epochs]
+    points = [grid.points[place] for place in aimed(grid, to_target)] if to_target else grid.advised()
 
     def seconds_of(point: Point) -> float:
         return epochs.get(id(point), point.epochs) * point.epoch_s
@@ -202,13 +202,15 @@ def _needs(predictor: Predictor, point: Point) -> Iterator[str]:
 
     from scalebench.pricing import advice
 
-    own = predictor.platform.cluster.links.inter.bandwidth_bytes_per_s
-    needed = [
-        f"{100 * share:.0f} % {'with no link' if math.isinf(factor) else digits(factor * own * 8 / 1e9) + ' Gbit/s'}"
-        for share, factor in advice.bandwidth_for(predictor, point).items()
-    ]
-    now = digits(own * 8 / 1e9)
-    yield f"  computing a share of the time needs, of a link between nodes: {', '.join(needed)} (it has {now})."
+    if point.nodes > 1:
+        own = predictor.link_between_nodes(point.strategy)
+        rates = {part: factor * own * 8 / 1e9 for part, factor in advice.bandwidth_for(predictor, point).items()}
+        needed = [
+            f"{100 * part:.0f} % {'with no link' if math.isinf(rate) else digits(rate) + ' Gbit/s'}"
+            for part, rate in rates.items()
+        ]
+        now = digits(own * 8 / 1e9)
+        yield f"  computing a share of the time needs, of a link between nodes: {', '.join(needed)} (it has {now})."
     if point.efficiency >= 0.8:
         return
     ways = []

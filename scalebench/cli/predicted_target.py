@@ -10,10 +10,11 @@ from typing import TYPE_CHECKING, NamedTuple
 from scalebench.cli.options import completed_study
 from scalebench.errors import ResultsError, UsageError
 from scalebench.formatting import digits, seconds
+from scalebench.strategies import registry
 
 if TYPE_CHECKING:
     from scalebench.analysis.epochs_to_target import SeriesLaw
-    from scalebench.pricing.grid import Grid
+    from scalebench.pricing.grid import Grid, Point
 
 _NEAR = 0.01  # the mean batch of an epoch is a little smaller than the one that was asked for
 
@@ -70,17 +71,29 @@ def targets_of(grid: Grid, laws: dict[str, SeriesLaw], source: str) -> dict[int,
             words += f" ({least:,.0f} to {most:,.0f}), fitted to {source} at global batches of {fitted}"
         near = own.least * (1 - _NEAR) <= batch <= own.most * (1 + _NEAR)
         beyond = "" if near else f"epochs to target fitted to global batches of {fitted}"
+        if str(point.strategy) not in laws and not _averages_gradients(point):
+            beyond = "epochs to target of gradients that are averaged in every batch"
         (low,), (high,) = law.interval(batch)
         found[place] = Target(float(law.epochs(batch)), float(low), float(high), words, beyond)
     return found
+
+
+def _averages_gradients(point: Point) -> bool:
+    """Return True if equal global batches have equal epochs to target, however many workers share them."""
+    return registry.create(point.strategy.name, point.strategy.options, "virtual").arithmetic(point.workers) is not None
+
+
+def aimed(grid: Grid, to_target: dict[int, Target]) -> list[int]:
+    """Return the places of the points to choose from: of the advised ones those whose epochs are known to hold."""
+    advised = [place for place in to_target if grid.points[place] in grid.advised()] or list(to_target)
+    return [place for place in advised if not to_target[place].beyond] or advised
 
 
 def target_sentences(grid: Grid, to_target: dict[int, Target]) -> Iterator[str]:
     """Yield the point that reaches the target first, and the laws."""
     if not to_target:
         return
-    advised = grid.advised()
-    places = [place for place in to_target if grid.points[place] in advised] or list(to_target)
+    places = aimed(grid, to_target)
     place = min(places, key=lambda n: to_target[n].epochs * grid.points[n].epoch_s)
     point, target = grid.points[place], to_target[place]
     yield (

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import rich_click as click
@@ -46,6 +47,7 @@ def recalibrate(
     from scalebench.cli.progress import watching
     from scalebench.cli.run_common import enter_first_folder
     from scalebench.comm.engines import cores
+    from scalebench.launch.machine import check_calibration
     from scalebench.launch.planning import plan_study
     from scalebench.launch.recalibration import recalibrate as charge_anew
     from scalebench.study.load import load_study
@@ -68,6 +70,10 @@ def recalibrate(
     if calibration is not None and before.calibration is not None:
         asked = asked.model_copy(update={"calibration": calibration})
     plan = plan_study(asked)
+    if calibration is not None:
+        check_calibration(replace(plan, study=asked.model_copy(update={"calibration": calibration})))
+    elif asked.calibration is not None and plan.cluster.compute != "this-machine":  # of which the file has nothing
+        plan = replace(plan, study=asked.model_copy(update={"calibration": None}))
     with watching() as watcher:
         found = charge_anew(
             plan,

@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 from scalebench.cluster.collectives import Level, Levels
 from scalebench.cluster.engine_costs import EngineCosts
 from scalebench.cluster.network import ALLREDUCE
-from scalebench.cluster.spec import Cluster, Congestion, Link, doublings
+from scalebench.cluster.spec import Cluster, Congestion, doublings
 from scalebench.errors import ClusterError
 from scalebench.formatting import digits, seconds
 
@@ -111,12 +111,20 @@ class LinkFit:
         """Return the growth with nodes as an entry of a cluster file."""
         return Congestion(per_doubling=self.congestion.value, source="; ".join([source, *self.notes]))
 
-    def on(self, cluster: Cluster) -> Cluster:
-        """Return `cluster` with the fitted links between its nodes, those of the largest messages."""
+    def on(self, cluster: Cluster, measured_on: Cluster | None = None) -> Cluster:
+        """Return `cluster` with the fitted links between its nodes, those of the largest messages.
+
+        Where the links of `cluster` differ from those of `measured_on`, the fitted ones differ as much.
+        """
         latency, bandwidth = self.pieces[-1].latency_s.value, self.pieces[-1].bandwidth.value
+        if measured_on is not None:
+            now, then = cluster.links.inter, measured_on.links.inter
+            latency *= now.latency_s / then.latency_s if then.latency_s else 1.0
+            bandwidth *= now.bandwidth_bytes_per_s / then.bandwidth_bytes_per_s
         source = f"fitted to measured collectives as {self.algorithm.replace('_', ' ')}"
+        link = {"latency_s": latency, "bandwidth_bytes_per_s": bandwidth, "source": source}
         links = {
-            "inter": Link(latency_s=latency, bandwidth_bytes_per_s=bandwidth, source=source),
+            "inter": cluster.links.inter.model_copy(update=link),  # of any speed, as in a what-if
             "congestion": self.as_congestion(source),
         }
         return cluster.model_copy(update={"links": cluster.links.model_copy(update=links)})

@@ -177,7 +177,7 @@ def _complete(
             note(f"{CALIBRATION} lacked {lacking}: measured now, beside what it holds")
         usable = _measured(plan, runs, sizes, most, usable if charged else None, study.calibration_budget_s, note)
         usable.save(path)
-    return usable if stated else with_operations(plan, usable, runs, path)
+    return usable if stated else with_operations(plan, usable, runs, path, note)
 
 
 def calibrate(plan: StudyPlan, path: Path, batches: Iterable[int], note: Note = lambda _: None) -> Calibration:
@@ -209,7 +209,7 @@ def calibrate(plan: StudyPlan, path: Path, batches: Iterable[int], note: Note = 
             kept = _measured(plan, runs, {size}, most, kept, study.calibration_budget_s / len(sizes), note)
             kept.save(path)
     assert kept is not None
-    return kept if study.device_step_time is not None else with_operations(plan, kept, runs, path)
+    return kept if study.device_step_time is not None else with_operations(plan, kept, runs, path, note)
 
 
 def _measured(
@@ -255,10 +255,13 @@ def _engines_of(plan: StudyPlan, note: Note) -> EngineCosts:
     return measure_engines(ENGINES_SHARE * plan.study.calibration_budget_s, between_nodes=between, note=note)
 
 
-def with_operations(plan: StudyPlan, kept: Calibration, runs: Sequence[Run], path: Path) -> Calibration:
-    """Add the operations of those strategies of `runs` that `kept` lacks, measured now; of GPUs none."""
+def with_operations(plan: StudyPlan, kept: Calibration, runs: Sequence[Run], path: Path, note: Note) -> Calibration:
+    """Add the operations of those strategies of `runs` that `kept` lacks, measured now; of GPUs none, with a note."""
     lacking = _without_operations(kept, runs)
-    if not lacking or plan.device == "cuda":
+    if lacking and plan.device == "cuda":
+        note("on a GPU nothing is charged for what strategies compute beside their steps, such as merging models")
+        return kept
+    if not lacking:
         return kept
     datasets = {run.workers: open_dataset(plan.prepared.folders[run.workers]) for run in lacking}
     further = measure_operations(

@@ -75,9 +75,8 @@ class StudyPlan:
 
     @property
     def device(self) -> str:
-        """Device whose steps are measured: cuda where real runs are, or would be, on NCCL, else cpu."""
-        on_gpus = self.study.engine == "nccl" and engines.available("nccl") is None
-        return "cuda" if on_gpus or any(run.engine == "nccl" for run in self.sweep.runs) else "cpu"
+        """Device whose steps are measured: cuda where the engine of all strategies is NCCL and there are GPUs."""
+        return "cuda" if self.study.engine == "nccl" and engines.available("nccl") is None else "cpu"
 
     def batch_sizes(self, workers: set[int]) -> set[int]:
         """All batch sizes of runs and trials at these worker counts."""

@@ -87,21 +87,23 @@ def hours_of(point: Point, seconds_of: Callable[[Point], float]) -> float:
 
 
 def bandwidth_for(predictor: Predictor, point: Point) -> dict[float, float]:
-    """Return the factor on the links' bandwidth at which workers compute 50, 75, 90 and 95 % of the time.
+    """Return the factor on the bandwidth between nodes at which workers compute 50, 75, 90 and 95 % of the time.
 
-    `inf` where no bandwidth is enough.
+    Between 241 factors ln(factor) is linear in the share; `inf` where no bandwidth is enough.
     """
     factors = np.logspace(-6, np.log10(_FASTEST_LINK), 241)
-    cases = [
-        Case(predictor.platform.changed("network bandwidth", float(factor)), predictor.workload.batch)
-        for factor in factors
-    ]
+    cases = [Case(predictor.platform.between_nodes(float(factor)), predictor.workload.batch) for factor in factors]
     times = predictor.times(point.strategy, point.workers, cases)
     utilisation = times.compute / times.time
     needed = {}
     for wanted in UTILISATIONS:
         enough = np.flatnonzero(utilisation >= wanted)
-        needed[wanted] = float(factors[enough[0]]) if len(enough) else np.inf
+        if not len(enough):
+            needed[wanted] = np.inf
+            continue
+        low, high = max(0, enough[0] - 1), enough[0]
+        part = (wanted - utilisation[low]) / (utilisation[high] - utilisation[low]) if high else 1.0
+        needed[wanted] = float(factors[low] * (factors[high] / factors[low]) ** part)
     return needed
 
 

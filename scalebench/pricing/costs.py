@@ -39,15 +39,22 @@ class GradientTensor:
 
 
 class Costs:
-    """Costs of one run, whose collectives use `engine`."""
+    """Costs of one run, whose collectives use `engine`; the links of the network may differ from `measured_on`."""
 
     def __init__(
-        self, network: Network, engines: EngineCosts, engine: str, gradients: Sequence[GradientTensor] = ()
+        self,
+        network: Network,
+        engines: EngineCosts,
+        engine: str,
+        gradients: Sequence[GradientTensor] = (),
+        measured_on: Cluster | None = None,
     ) -> None:
         fit = fit_engine(engines, engine)
+        self._measured_on = network.cluster
         if fit is not None:
+            self._measured_on = fit.on(measured_on or network.cluster)
             collective = fit.algorithm if network.collective == "auto" else network.collective
-            network = Network(fit.on(network.cluster), network.ranks_per_node, collective)
+            network = Network(fit.on(network.cluster, measured_on), network.ranks_per_node, collective)
         self.network, self.engines = network, engines
         self.engine = engine
         self.gradients = list(gradients)
@@ -77,9 +84,9 @@ class Costs:
 
     @cached_property
     def _alike(self) -> Cluster:
-        """The cluster without slow links, which measured nodes do not have."""
-        links = self.network.cluster.links.model_copy(update={"slow": {}})
-        return self.network.cluster.model_copy(update={"links": links})
+        """The cluster as measured nodes are joined: by the fitted links, of which none is slow."""
+        links = self._measured_on.links.model_copy(update={"slow": {}})
+        return self._measured_on.model_copy(update={"links": links})
 
     def allreduce(self, nbytes: int, ranks: Sequence[int], engine: str = "") -> float:
         return self._priced(self.network.allreduce, nbytes, ranks, engine or self.engine)

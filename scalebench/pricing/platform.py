@@ -51,6 +51,13 @@ class Platform:
         extra = {"input": self.input_s, "epoch overhead": self.epoch_s, "jitter": self.jitter}
         return tuple(found + [name for name, value in extra.items() if value > 0])
 
+    def between_nodes(self, factor: float) -> Platform:
+        """Return the platform with `factor` times the bandwidth of the links between nodes alone."""
+        links = self.cluster.links
+        rate = {"bandwidth_bytes_per_s": links.inter.bandwidth_bytes_per_s * factor}
+        changed = links.model_copy(update={"inter": links.inter.model_copy(update=rate)})
+        return replace(self, cluster=self.cluster.model_copy(update={"links": changed}))
+
     def improved(self, component: str) -> Platform:
         """Return the platform with half the time of `component`."""
         return self.changed(component, 2.0 if component in RATES else 0.5)

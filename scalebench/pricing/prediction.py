@@ -174,6 +174,11 @@ class Predictor:
         """Return a schedule of the excerpt, which has the memory of the whole."""
         return self._recorded(strategy, workers, self.workload.batches(workers)[0]).schedule
 
+    def link_between_nodes(self, component: Component) -> float:
+        """Return bytes/s of a link between nodes: those fitted to the measured engine of a strategy, else stated."""
+        costs = self._costs_on(self.platform, self.strategy(component).engines[0])
+        return costs.network.cluster.links.inter.bandwidth_bytes_per_s
+
     def strategy(self, component: Component) -> Strategy:
         """Return the strategy of that name with these options."""
         key = str(component)
@@ -282,7 +287,7 @@ class Predictor:
         if key not in self._costs:
             network = Network(platform.cluster, platform.cluster.node.workers_per_node, platform.collective)
             tensors = self._gradients(overlapping) if overlapping else []
-            self._costs[key] = Costs(network, platform.engines, engine, tensors)
+            self._costs[key] = Costs(network, platform.engines, engine, tensors, self.platform.cluster)
         return self._costs[key]
 
     def _step_seconds(self, device: TimeModel, samples: float) -> list[float]:

@@ -277,7 +277,7 @@ def _nothing(samples: int) -> Tensor:
 
 
 def _tensors(held: Any) -> Iterator[Tensor]:
-    """Yield tensors in containers and in objects of strategies, at any depth; lists of one kind have it for all."""
+    """Yield tensors in containers and in objects of strategies, at any depth; a list has one kind, as of its first."""
     pending = [held]
     while pending:
         held = pending.pop()
@@ -285,8 +285,10 @@ def _tensors(held: Any) -> Iterator[Tensor]:
             yield held
         elif isinstance(held, dict):
             pending += held.values()
-        elif isinstance(held, list | tuple | set):
-            pending += () if held and isinstance(next(iter(held)), int | float | RecordingShared) else held
+        elif isinstance(held, list):  # of each worker, it may be
+            pending += () if held and isinstance(held[0], int | float | RecordingShared) else held
+        elif isinstance(held, tuple | set):
+            pending += held
         elif isinstance(held, SimpleNamespace) or type(held).__module__.startswith("scalebench.strategies"):
             inner = getattr(held, "__dict__", {}).values()
             pending += [each for each in inner if not isinstance(each, RecordingWorker)]

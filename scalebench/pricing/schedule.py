@@ -67,7 +67,7 @@ def _numbered(values: Ints) -> Ints:
 def _colors(color: Callable[[int], int], ranks: int) -> Ints:
     """Return the color of each rank, at once if it is computed by operators that arrays have too."""
     every: Any = np.arange(ranks)
-    with suppress(ValueError, TypeError):  # of a comparison, or of an index
+    with suppress(Exception):  # of whatever arrays do not have
         if isinstance(colors := color(every), np.ndarray):
             return colors
     return np.fromiter(map(color, range(ranks)), dtype=np.int64)

@@ -28,7 +28,7 @@ from scalebench.analysis.rounds import MEASURED, timed
 from scalebench.cluster.fitting import fit_engine
 from scalebench.cluster.load import load_cluster
 from scalebench.data.dataset import open_dataset
-from scalebench.errors import ResultsError
+from scalebench.errors import ClusterError, ResultsError
 from scalebench.formatting import counted
 from scalebench.launch.machine import THIS_MACHINE, Note, machine_of
 from scalebench.launch.planning import StudyPlan, plan_study
@@ -61,7 +61,7 @@ def predict_runs(folder: Path, calibration: Path | None = None, note: Note = lam
 
     Raises:
         ResultsError: no measured run, or no calibration.
-        ClusterError: the calibration is none of this version.
+        ClusterError: the calibration is none of this version, or of another model, dtype or processor.
     """
     results = load(folder)
     plan = plan_study(load_study(folder / STUDY, {"execution": "modelled"}, []), timed=False)
@@ -107,6 +107,14 @@ def _comparable(results: Results, plan: StudyPlan, note: Note) -> pd.DataFrame:
 def _machine(plan: StudyPlan, path: Path, runs: pd.DataFrame) -> Machine:
     """Return what prices the runs: this machine's engines and links, and measured or stated steps."""
     calibration = read_calibration(path)
+    if (of := calibration.measured) is not None:
+        known = {"model": str(plan.study.model), "dtype": plan.study.dtype, "cpu": str(runs["device"].iloc[0])}
+        if plan.study.device_step_time is not None or of.device != "cpu":
+            known.pop("cpu")
+        if other := [
+            f"{name} {getattr(of, name)}, not {own}" for name, own in known.items() if getattr(of, name) != own
+        ]:
+            raise ClusterError(f"calibration: {path} is not of these runs ({'; '.join(other)}); name another")
     references = runs["reference_step_s"].dropna().tolist()
     if plan.study.device_step_time is None and references:
         calibration = calibration.at(fmean(references))

@@ -86,9 +86,12 @@ def test_steps_on_gpus_are_measured_in_seconds_with_one_process_for_each(scalebe
     found = read_calibration(FILE)
     assert found.reference_s is None, "a GPU's steps are not scaled by the speed of a core"
     assert not found.operations
-    predicted = " ".join(scalebench("predict", "--calibration", FILE, "--workers", "1,2").split())
+    assert "nothing is charged for what strategies compute beside their steps" in " ".join(said.split())
+    words = ("predict", "--calibration", FILE, "--workers", "1,2", "--strategy", "allreduce", "--strategy", "easgd")
+    predicted = " ".join(scalebench(*words).split())
     assert "GPU-hours" in predicted
-    assert "computes beside steps was not measured" not in predicted, "nothing is charged, and no engine either"
+    assert "what easgd computes beside steps was not measured" in predicted
+    assert "what allreduce computes" not in predicted
 
 
 def test_steps_on_a_gpu_need_one(scalebench, monkeypatch):

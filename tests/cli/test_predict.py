@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import csv
+import re
 
 import click
 import pytest
@@ -53,6 +54,26 @@ def test_output_that_cannot_be_written_is_refused_before_anything_is_predicted(t
     (tmp_path / "file").touch()
     with pytest.raises(click.BadParameter, match=file):
         invoke("--step-time", "0.1", option, str(tmp_path / file))
+
+
+def test_bandwidth_that_is_needed_is_that_of_links_between_nodes():
+    """By hand: 0.1 s computed, and a ring or tree whose time inside nodes stays; no link of a lone node is named."""
+    output = invoke("--step-time", "0.1", "--workers", "4,1024", "--strategy", "allreduce").output
+    needed = output.split("of a link between nodes: ")[1]
+    found = [float(number) for number in re.findall(r"% ([\d.]+) Gbit/s", needed)]
+    assert found == pytest.approx([4.21, 12.9, 41.5, 99.6], rel=0.01)
+    alone = invoke("--step-time", "0.1", "--workers", "1,4", "--strategy", "allreduce").output
+    assert "of a link between nodes" not in alone
+
+
+def test_law_of_gradient_averaging_marks_other_strategies():
+    counts = ("--workers", "8,64", "--strategy", "ddp", "--strategy", "epoch_average")
+    output = invoke("--step-time", "0.05", *counts, "--epochs-to-target", "35,20000", "--budget", "300").output
+    assert "epochs by ddp at 64 workers is the least" in output
+    assert "Best for 300 GPU-hours: ddp" in output
+    assert "gradients that are averaged in every batch" in output
+    alone = invoke("--step-time", "0.05", *counts[:2], *counts[4:], "--epochs-to-target", "35,20000").output
+    assert "epochs by epoch_average at 64 workers is the least" in alone, "if there is no other"
 
 
 def test_counts_that_a_strategy_refuses_for_one_reason_share_a_line():

@@ -10,7 +10,7 @@ import pytest
 from scalebench.analysis import load
 from scalebench.comm import engines
 from scalebench.errors import DisturbedError
-from scalebench.pricing.calibration_file import Calibration, read_calibration
+from scalebench.pricing.calibration_file import Calibration, Measurement, read_calibration
 from scalebench.study.load import load_study
 from scalebench.virtual.step_statistics import MeasuredTables
 from tests.conftest import needs_mpi
@@ -130,6 +130,28 @@ def test_recalibrated_study_names_the_calibration_that_charges_it(machine, invok
     assert rows()["train_s"].tolist() == after
     refused = invoke(*RUN, "--calibration", first.name, code=2)
     assert "another study of this name (calibration was 2.json, is 1.json)" in refused, "nothing about a changed file"
+
+
+def test_times_of_another_machine_are_refused_beside_real_runs(machine, invoke):
+    invoke(*RUN, "--execution", "virtual")
+    found = read_calibration(machine.calibration())
+    of = {"dtype": "float32", "optimizer": "sgd", "threads_per_worker": 1, "cpu": "Z80", "cores": 1, "torch": "1.0"}
+    model = str(load_study(MINE / "study.yaml", {}, []).model)
+    other = found.model_copy(update={"measured": Measurement(model=model, **of)})
+    Path("other.json").write_text(other.model_dump_json())
+    invoke("recalibrate", "results/mine", "--calibration", "other.json")
+    text = (MINE / "study.yaml").read_text()
+    (MINE / "study.yaml").write_text(text.replace("execution: virtual", "execution: auto"))
+    before = (MINE / "runs.csv").read_bytes()
+    assert "of another machine" in invoke("recalibrate", "results/mine", "--calibration", "other.json", code=2)
+    assert (MINE / "runs.csv").read_bytes() == before
+
+
+def test_study_with_a_calibration_is_charged_as_on_a_cluster_that_states_its_steps(machine, invoke):
+    invoke(*RUN, "--calibration", machine.calibration().name)
+    invoke("recalibrate", "results/mine", "--cluster", "juwels-booster", "--device-step-time", "0.025")
+    study = load_study(MINE / "study.yaml", {}, [])
+    assert (study.cluster, study.calibration) == ("juwels-booster", None)
 
 
 def test_check_recommends_recalibrate_for_a_disturbed_calibration(machine, invoke):

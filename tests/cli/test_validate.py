@@ -13,7 +13,7 @@ from click.testing import CliRunner
 
 from scalebench.cli.main import main
 from scalebench.cli.validate import validate
-from scalebench.pricing.calibration_file import Calibration
+from scalebench.pricing.calibration_file import Calibration, Measurement
 from scalebench.pricing.machine import Machine
 
 FILE = Path(__file__).parents[2] / "experiments" / "published" / "scaling.csv"
@@ -82,6 +82,11 @@ def test_own_runs_are_predicted_by_the_calibration_that_they_are_given(
     slowed = pd.read_csv("out/prediction-error.csv").set_index("workers")["predicted"] - table["predicted"]
     assert slowed[1] == pytest.approx(0.0)
     assert slowed[2] == pytest.approx(steps * 0.1, rel=0.02)  # the former allreduce takes 0.1 ms at most
+    of = {"dtype": "float32", "optimizer": "sgd", "threads_per_worker": 1, "cpu": "Z80", "cores": 1, "torch": "1.0"}
+    other = calibration.model_copy(update={"measured": Measurement(model="mlp(hidden=[4])", **of)})
+    Path("other.json").write_text(other.model_dump_json())
+    refused = invoke("validate", "results/mine", "--calibration", "other.json", code=2)
+    assert "not of these runs (model mlp(hidden=[4]), not mlp(hidden=[128]); cpu Z80, not " in refused
     Path("results/mine/calibration.json").unlink(missing_ok=True)
     Path("mine.json").unlink()
     assert "cannot read mine.json" in invoke("validate", "results/mine", code=2)

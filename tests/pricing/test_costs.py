@@ -8,6 +8,8 @@ from scalebench.cluster.engine_costs import EngineCost, EngineCosts
 from scalebench.cluster.load import load_cluster
 from scalebench.cluster.network import Network
 from scalebench.pricing.costs import Costs
+from scalebench.pricing.devices import Stated
+from scalebench.pricing.platform import Platform
 
 MIB = 1 << 20
 
@@ -126,6 +128,30 @@ def test_nodes_and_bytes_beyond_the_measured_cost_what_the_fitted_links_do(growt
     for nbytes in (1 << 16, 1 << 20, 1 << 22):
         assert prices.allreduce(nbytes, range(16)) == pytest.approx(ring(16, nbytes), rel=0.01)
     assert prices.message(MIB, 0, 1) == pytest.approx(5e-3 + MIB / 4.6e6, rel=0.01)
+
+
+def test_faster_links_shorten_measured_collectives_between_nodes():
+    """Of a what-if: the fitted links change as those of the cluster, and what was measured on them with them."""
+    ring = Network(load_cluster("this-machine"), 1, "ring")
+    points = {p: [(n, 3e-3 * p + ring.allreduce(n, range(p))) for n in (4, MIB, 4 * MIB)] for p in (2, 3, 4)}
+    entries = [
+        EngineCost(engine="mpi", ranks=p, nodes=p, alpha_s=own[0][1], points=own, source="test")
+        for p, own in points.items()
+    ]
+    known, own = EngineCosts(entries=entries), load_cluster("this-machine")
+    platform = Platform(own, Stated(0.1, 8), known)
+    cases = {1.0: platform, 10.0: platform.changed("network bandwidth", 10.0), 0.1: platform.between_nodes(0.1)}
+    for ranks in (range(4), range(8)):
+        seconds = {
+            factor: Costs(Network(case.cluster, 1), known, "mpi", (), own).allreduce(4 * MIB, ranks)
+            for factor, case in cases.items()
+        }
+        assert seconds[10.0] < 0.9 * seconds[1.0]
+        assert seconds[0.1] > 2 * seconds[1.0]
+    unchanged = Costs(Network(own, 1), known, "mpi", (), own)
+    assert unchanged.allreduce(MIB, range(4)) == pytest.approx(dict(points[4])[MIB])
+    latency = platform.changed("network latency", 0.1)
+    assert Costs(Network(latency.cluster, 1), known, "mpi", (), own).allreduce(4, range(4)) < 0.5 * points[4][0][1]
 
 
 def test_measurement_applies_to_its_ranks_per_node():
