@@ -90,18 +90,8 @@ def _draw(path: Path, predictor: Predictor, grid: Grid) -> None:
     from scalebench.pricing.advice import held_at
 
     held = [held_at(predictor, point) for point in grid.points]
-    what = f"{_training(predictor)}; {predictor.platform.device.source}"
+    what = f"{predictor.training}; {predictor.platform.device.source}"
     draw_prediction(path, grid, held, what, predictor.workload.in_all)
-
-
-def _training(predictor: Predictor) -> str:
-    """Say what is trained, and on which cluster."""
-    workload, platform = predictor.workload, predictor.platform
-    policy = "of all workers" if workload.in_all else "a worker"
-    return (
-        f"{workload.layers.name} on {platform.cluster.name}, batch {workload.batch} {policy}, {workload.epochs} epochs "
-        f"of {workload.samples:,} samples"
-    )
 
 
 def _table(predictor: Predictor, grid: Grid, to_target: dict[int, Target]) -> TerminalTable:
@@ -129,7 +119,7 @@ def _table(predictor: Predictor, grid: Grid, to_target: dict[int, Target]) -> Te
     }
     shown = {column: text for column, text in columns.items() if to_target or column.name != "to target"}
     rows = [[text(point, to_target.get(n)) for text in shown.values()] for n, point in enumerate(grid.points)]
-    title = f"modelled ({predictor.platform.device.source}): {_training(predictor)}"
+    title = f"modelled ({predictor.platform.device.source}): {predictor.training}"
     outside = dict.fromkeys(text for point in grid.points for text in point.outside)
     outside |= dict.fromkeys(aim.beyond for aim in to_target.values() if aim.beyond)
     notes = [f"* outside what the inputs are known to hold for: {'; '.join(outside)}"] if outside else []

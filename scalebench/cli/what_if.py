@@ -62,7 +62,7 @@ def what_if(
         from scalebench.figures.what_if import draw_what_if
 
         place = "" if any(axis.name == "workers" for axis in axes) else f" at {workers:,} workers"
-        what = f"{predictor.workload.layers.name} by {chosen}{place} on {predictor.platform.cluster.name}"
+        what = f"{predictor.training} by {chosen}{place}, where nothing else is said"
         draw_what_if(figure, plane, f"{what}; {predictor.platform.device.source}")
     return 0
 

@@ -119,6 +119,15 @@ class Predictor:
         self._strategies: dict[str, Strategy] = {}
         self._steps: dict[tuple[int, float], tuple[TimeModel, list[float]]] = {}
 
+    @property
+    def training(self) -> str:
+        """What is trained, and on which cluster."""
+        workload, policy = self.workload, "of all workers" if self.workload.in_all else "a worker"
+        return (
+            f"{workload.layers.name} on {self.platform.cluster.name}, batch {workload.batch} {policy}, "
+            f"{workload.epochs} epochs of {workload.samples:,} samples"
+        )
+
     @cached_property
     def _model(self) -> torch.nn.Module:
         """Parameters of the layers, without memory."""

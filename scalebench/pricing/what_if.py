@@ -51,6 +51,10 @@ class Axis:
         if wrong or not self.values:
             raise UsageError(f"axis {self.name}: expected values of {least:g} or more, got {(*wrong, 'none')[0]}")
 
+    def at(self, value: float) -> str:
+        """Return `link-bandwidth 0.100`, `workers 1,024`."""
+        return f"{self.name} {f'{value:,.0f}' if self.name in COUNTS else digits(value)}"
+
     @classmethod
     def parse(cls, text: str) -> Axis:
         """Return the axis of `AXIS=LOW..HIGH`, `AXIS=LOW..HIGH:POINTS` or `AXIS=VALUE,VALUE,...`.
@@ -113,9 +117,7 @@ class Plane:
         allowed = [self.lacking == "", ~self.marked]  # the least is one of the last of these that have cells
         chosen = next((each for each in reversed(allowed) if each.any()), np.ones(self.train_s.shape, dtype=bool))
         best = divmod(int(np.where(chosen, self.train_s, np.inf).argmin()), self.train_s.shape[1])
-        where = ", ".join(
-            f"{axis.name} {digits(axis.values[place])}" for axis, place in zip(self.axes, best, strict=False)
-        )
+        where = ", ".join(axis.at(axis.values[place]) for axis, place in zip(self.axes, best, strict=False))
         said = [
             f"{self.train_s.size:,} cells, modelled: {seconds(float(self.train_s.min()))} to "
             f"{seconds(float(self.train_s.max()))} of training; the least at {where}"
@@ -146,8 +148,8 @@ class Plane:
         for column in range(columns) if len(self.axes) == 1 else (0, columns - 1):
             here = [axis.values[row] for row in range(len(axis.values)) if self.bound[row, column] == component]
             if here:
-                text = f"{axis.name} {digits(min(here))} to {digits(max(here))}"
-                at = f" at {self.axes[1].name} {digits(self.axes[1].values[column])}" if len(self.axes) > 1 else ""
+                text = f"{axis.at(min(here))} to {axis.at(max(here)).removeprefix(axis.name).strip()}"
+                at = f" at {self.axes[1].at(self.axes[1].values[column])}" if len(self.axes) > 1 else ""
                 found.append(text + at)
         return f", {'; '.join(found)}" if found else ""
 
