@@ -191,6 +191,7 @@ def _needs(predictor: Predictor, point: Point) -> Iterator[str]:
     import math
 
     from scalebench.pricing import advice
+    from scalebench.pricing.validity import outside
 
     if point.nodes > 1:
         own = predictor.link_between_nodes(point.strategy)
@@ -205,7 +206,9 @@ def _needs(predictor: Predictor, point: Point) -> Iterator[str]:
         return
     ways = []
     if (batch := advice.batch_for(predictor, point)) is not None:
-        ways.append(f"a batch of {batch:,} {'of all workers' if predictor.workload.in_all else 'a worker'}")
+        beyond = outside(predictor, point.strategy, point.workers, batch)
+        whose = "of all workers" if predictor.workload.in_all else "a worker"
+        ways.append(f"a batch of {batch:,} {whose}{f' ({beyond[0]})' if beyond else ''}")
     if (interval := advice.interval_for(predictor, point)) is not None:
         ways.append(f"{interval[0]}={interval[1]:,}")
     yield f"  80 % efficiency at {point.workers:,} workers: {' or '.join(ways) or 'no batch or interval holds it'}."

@@ -63,7 +63,8 @@ def fill_prediction(canvas: Canvas, grid: Grid, held: Sequence[Held], what: str,
     for panel, name in zip(grids, shown, strict=True):
         title, label = panels[name]
         panel.title(title)
-        panel.curve(table, name, look, scale=100 if name == "efficiency" else 1, shift=False)
+        own = table.assign(oversubscribed=[one.outside for one in held]) if name == "batch" else table
+        panel.curve(own, name, look, scale=100 if name == "efficiency" else 1, shift=False)
         if name == "speedup":
             ends = [min(table["workers"]), max(table["workers"])]
             panel.reference(ends, ends, "ideal")
@@ -78,7 +79,8 @@ def fill_prediction(canvas: Canvas, grid: Grid, held: Sequence[Held], what: str,
             panel.ax.set_yticks(powers, [f"{value:,}" for value in powers])
             panel.ax.set(ylim=(0.8, 1.25 * powers[-1]), ylabel=label)
         panel.workers_axis(table["workers"])
-    canvas.legends(look, table, crossed=OUTSIDE)
+    crossed = [point.marked or one.outside for point, one in zip(grid.points, held, strict=True)]
+    canvas.legends(look, table.assign(oversubscribed=crossed), crossed=OUTSIDE)
     canvas.say(
         f"{what}. Speedup and efficiency are against one serial worker at the same batch.",
         f"Batch and interval (of steps or epochs between synchronisations): the least power of two with which a point "

@@ -11,7 +11,7 @@ import numpy as np
 from scalebench.errors import UsageError
 from scalebench.pricing.grid import Point
 from scalebench.pricing.prediction import SERIAL, Case, Predictor
-from scalebench.pricing.validity import lacking
+from scalebench.pricing.validity import lacking, outside
 from scalebench.strategies.base import Strategy
 from scalebench.study.spec import Component
 
@@ -30,11 +30,15 @@ class Crossover(NamedTuple):
 
 
 class Held(NamedTuple):
-    """The least batch and the least interval (powers of two) that hold `efficiency` at a point; None if none does."""
+    """The least batch and the least interval (powers of two) that hold `efficiency` at a point; None if none does.
+
+    `outside` is True if that batch lies outside what the inputs are known to hold for.
+    """
 
     efficiency: float
     batch: int | None
     interval: int | None
+    outside: bool = False
 
 
 def crossovers(predictor: Predictor, points: Sequence[Point]) -> list[Crossover]:
@@ -157,8 +161,9 @@ def interval_for(predictor: Predictor, point: Point, efficiency: float = 0.8) ->
 
 def held_at(predictor: Predictor, point: Point, efficiency: float = 0.8) -> Held:
     """Return what holds `efficiency` at the workers of `point`: one point of an iso-efficiency curve (Grama 1993)."""
-    interval = interval_for(predictor, point, efficiency)
-    return Held(efficiency, batch_for(predictor, point, efficiency), interval[1] if interval else None)
+    interval, batch = interval_for(predictor, point, efficiency), batch_for(predictor, point, efficiency)
+    beyond = batch is not None and bool(outside(predictor, point.strategy, point.workers, batch))
+    return Held(efficiency, batch, interval[1] if interval else None, beyond)
 
 
 def interval_option(strategy: Strategy) -> str | None:

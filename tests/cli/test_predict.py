@@ -66,6 +66,11 @@ def test_bandwidth_that_is_needed_is_that_of_links_between_nodes():
     assert "of a link between nodes" not in alone
 
 
+def test_batch_that_holds_efficiency_says_where_it_is_beyond_the_step_time():
+    alone = invoke("--step-time", "0.001", "--workers", "64", "--batch", "1").output
+    assert "a worker (step time stated at batch 1, taken as proportional)" in alone
+
+
 def test_law_of_gradient_averaging_marks_other_strategies():
     counts = ("--workers", "8,64", "--strategy", "ddp", "--strategy", "epoch_average")
     output = invoke("--step-time", "0.05", *counts, "--epochs-to-target", "35,20000", "--budget", "300").output
