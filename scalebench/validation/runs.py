@@ -108,12 +108,10 @@ def _machine(plan: StudyPlan, path: Path, runs: pd.DataFrame) -> Machine:
     """Return what prices the runs: this machine's engines and links, and measured or stated steps."""
     calibration = read_calibration(path)
     if (of := calibration.measured) is not None:
-        known = {"model": str(plan.study.model), "dtype": plan.study.dtype, "cpu": str(runs["device"].iloc[0])}
-        if plan.study.device_step_time is not None or of.device != "cpu":
-            known.pop("cpu")
-        if other := [
-            f"{name} {getattr(of, name)}, not {own}" for name, own in known.items() if getattr(of, name) != own
-        ]:
+        here = {"model": str(plan.study.model), "dtype": plan.study.dtype}
+        if plan.study.device_step_time is None and of.device == "cpu":
+            here["cpu"] = str(runs["device"].iloc[0])
+        if other := of.differences(of.model_copy(update=here), list(here)):
             raise ClusterError(f"calibration: {path} is not of these runs ({'; '.join(other)}); name another")
     references = runs["reference_step_s"].dropna().tolist()
     if plan.study.device_step_time is None and references:

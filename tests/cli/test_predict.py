@@ -77,6 +77,9 @@ def test_law_of_gradient_averaging_marks_other_strategies():
     assert "epochs by ddp at 64 workers is the least" in output
     assert "Best for 300 GPU-hours: ddp" in output
     assert "gradients that are averaged in every batch" in output
+    same = ("--strategy", "allreduce:compression=fp16", "--strategy", "allreduce:collective=tree", "--strategy", "bsp")
+    means = invoke("--step-time", "0.05", "--workers", "8", *same, "--epochs-to-target", "35,20000").output
+    assert "averaged in every batch" not in means
     alone = invoke("--step-time", "0.05", *counts[:2], *counts[4:], "--epochs-to-target", "35,20000").output
     assert "epochs by epoch_average at 64 workers is the least" in alone, "if there is no other"
 
