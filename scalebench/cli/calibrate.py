@@ -18,7 +18,7 @@ _QUICK_S = 20.0  # of measuring; processes start and operations are timed in the
 
 @click.command()
 @study_argument
-@study_options("model", "dataset", "dtype", "noisy")
+@study_options("model", "dataset", "dtype", "require_quiet")
 @click.option(
     "--batch",
     "batches",

@@ -16,7 +16,7 @@ from scalebench.system.parent_watch import start_forkserver
 
 @click.command()
 @results_argument
-@study_options("calibration", "cluster", "device_step_time", "noisy")
+@study_options("calibration", "cluster", "device_step_time", "require_quiet")
 @click.option(
     "--jitter",
     type=click.Choice(["measured", "none", "normal", "lognormal", "exponential"]),
@@ -32,7 +32,7 @@ def recalibrate(
     device_step_time: float | None,
     jitter: str | None,
     jitter_sigma: float | None,
-    noisy: bool | None,
+    require_quiet: bool | None,
     jobs: int | None,
 ) -> int:
     """Give the virtual runs in RESULTS (default: the newest in results/) new times.
@@ -82,7 +82,7 @@ def recalibrate(
             jobs=jobs or cores(),
             before=plan_study(before, timed=False) if other else None,
             calibration=calibration,
-            noisy=bool(noisy),
+            require_quiet=bool(require_quiet),
         )
     again = f", {counted(found.trained, 'run')} trained again" if found.trained else ""
     earlier = f"; what was there before is in {found.earlier}/" if found.earlier else ""

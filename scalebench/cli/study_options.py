@@ -41,11 +41,16 @@ STUDY_OPTIONS: dict[str, dict[str, Any]] = {
     "save_weights": {"is_flag": True, "default": None, "help": "Keep each run's initial and final weights as .npz."},
     "init_weights": {"type": PATH, "metavar": "FILE.npz", "help": "Start from these weights."},
     "calibration": {"type": PATH, "metavar": "FILE", "help": "Charge virtual runs by this file."},
-    "noisy": {
+    "require_quiet": {
         "is_flag": True,
         "default": None,
-        "envvar": "SCALEBENCH_NOISY",
-        "help": "Simulate also by what was measured beside busy programs.",
+        "help": "Refuse what could only be measured beside busy programs.",
+    },
+    "native_budget_s": {
+        "type": float,
+        "metavar": "SECONDS",
+        "envvar": "SCALEBENCH_NATIVE_BUDGET_S",
+        "help": "Time after which no further real run begins.  [default: 90 beside virtual runs, outside of jobs]",
     },
     "calibration_budget_s": {
         "type": float,
@@ -63,4 +68,8 @@ set_option = click.option(
 
 def study_options(*keys: str) -> Callable[[_F], _F]:
     """Return a decorator that adds the options of `keys`; None where an option is not given."""
-    return all_of(*(click.option(f"--{key.replace('_', '-')}", **STUDY_OPTIONS[key]) for key in keys))
+    return all_of(*(click.option(_flag(key), key, **STUDY_OPTIONS[key]) for key in keys))
+
+
+def _flag(key: str) -> str:
+    return "--native-budget" if key == "native_budget_s" else f"--{key.replace('_', '-')}"

@@ -41,7 +41,11 @@ def measure_engines(seconds: float, *, between_nodes: bool, note: Callable[[str]
         if here:
             note("engines are measured by ranks of an MPI, which is not here: the network model alone is charged")
         return EngineCosts()
-    inside = measure_engine_costs(cache_folder("engines"), here, seconds=seconds, note=note)
+    try:
+        inside = measure_engine_costs(cache_folder("engines"), here, seconds=seconds)
+    except EngineError as error:
+        note(f"engines are charged by the network model alone, as {error}")
+        return EngineCosts()
     if not between_nodes or len(reachable().hosts) == 1:
         return inside
     try:
@@ -52,13 +56,11 @@ def measure_engines(seconds: float, *, between_nodes: bool, note: Callable[[str]
     return joined([inside, between])
 
 
-def measure_engine_costs(
-    cache_dir: Path, wanted: Sequence[str], *, seconds: float = 12.0, note: Callable[[str], None] = lambda _: None
-) -> EngineCosts:
+def measure_engine_costs(cache_dir: Path, wanted: Sequence[str], *, seconds: float = 12.0) -> EngineCosts:
     """Measure the costs of `wanted` (of mpi, horovod, gloo) at 2 ranks, and at as many as there are cores.
 
     Costs measured on this machine with these versions are read from `cache_dir`; else measuring takes `seconds` at
-    most. Costs disturbed by other programs are not kept, with a `note`. With mpi come the entries mpi-onesided (lock,
+    most. Costs disturbed by other programs are not kept in `cache_dir`. With mpi come the entries mpi-onesided (lock,
     fetch, store, unlock), mpi-server (a request and its reply), mpi-server-busy (the server's part of it),
     mpi-broadcast, mpi-reduce and the linear ones of both.
 
@@ -75,12 +77,7 @@ def measure_engine_costs(
     background = BackgroundLoad()
     costs = _measure(names, source, seconds)
     costs = costs.model_copy(update={"others_load": background.share()})
-    if costs.disturbed:
-        note(
-            f"other programs took the cores while {', '.join(sorted(costs.disturbed))} was measured: "
-            "its costs are not kept, and the next study measures them again"
-        )
-    else:
+    if not costs.disturbed:  # else the next study measures them again
         costs.save(path)
     return costs
 

@@ -5,14 +5,13 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
-from statistics import fmean
 
 from scalebench.analysis.environment import STATED_STEPS
 from scalebench.cluster.engine_costs import EngineCosts
 from scalebench.cluster.spec import Cluster
 from scalebench.comm import engines
 from scalebench.data.dataset import open_dataset
-from scalebench.errors import ClusterError, ResultsError
+from scalebench.errors import ClusterError, DisturbedError, ResultsError
 from scalebench.launch.engine_costs import measure_engines
 from scalebench.launch.planning import StudyPlan
 from scalebench.models.zoo.layers import layers_of
@@ -30,7 +29,7 @@ from scalebench.pricing.step_times import StepTable, stated_table
 from scalebench.records.folder import CALIBRATION
 from scalebench.records.machine import cpu_model
 from scalebench.records.provenance import host_hash
-from scalebench.study.spec import Run, Study
+from scalebench.study.spec import Run
 from scalebench.system.parent_watch import start_forkserver
 from scalebench.virtual.calibration import Budget, measure_steps
 from scalebench.virtual.operation_costs import measure_operations
@@ -77,19 +76,6 @@ def machine_for(
             f"put it back, or give them new times with: scalebench recalibrate {folder}"
         )
     return machine_of(_complete(plan, runs, path, kept, charged=charged, note=note), plan, runs)
-
-
-def at_the_speed_of(study: Study, machine: Machine, references: Sequence[float], folder: Path) -> Machine:
-    """Scale the calibration in `folder` to the machine speed of the study's real runs.
-
-    `references` are the times of the reference step beside those runs, in seconds.
-    """
-    path = folder / CALIBRATION
-    if not references or study.calibration is not None or study.device_step_time is not None or not path.exists():
-        return machine
-    calibration = read_calibration(path).at(fmean(references))
-    calibration.save(path)
-    return _charging(machine.cluster, calibration)
 
 
 def given_calibration(plan: StudyPlan) -> Calibration | None:
@@ -189,7 +175,7 @@ def calibrate(plan: StudyPlan, path: Path, batches: Iterable[int], note: Note = 
 
     Raises:
         ClusterError: the file is of another model, machine or torch, or the cluster's compute is stated.
-        DisturbedError: nothing could be measured beside other programs.
+        DisturbedError: other programs disturbed what is required to be quiet.
     """
     study, runs, sizes = plan.study, plan.sweep.simulated, sorted(set(batches))
     if plan.cluster.compute != "this-machine":
@@ -226,7 +212,7 @@ def _measured(
     if study.device_step_time is not None:
         return Calibration(key=key_of(plan), measured=measurement_of(plan), tables=[], engines=_engines_of(plan, note))
     example = min(runs, key=lambda run: run.workers)
-    budget = Budget((1 - ENGINES_SHARE) * seconds, study.noisy)
+    budget = Budget((1 - ENGINES_SHARE) * seconds, study.require_quiet)
     measured = measure_steps(example, plan.prepared.folders[example.workers], sizes, most, budget, plan.device)
     if measured.imprecise:
         note(f"measured as well as {seconds:.3g} s allow: {'; '.join(measured.imprecise)}")
@@ -252,7 +238,13 @@ def _engines_of(plan: StudyPlan, note: Note) -> EngineCosts:
     A cluster with links of its own is charged by these.
     """
     between = plan.cluster.name == THIS_MACHINE
-    return measure_engines(ENGINES_SHARE * plan.study.calibration_budget_s, between_nodes=between, note=note)
+    costs = measure_engines(ENGINES_SHARE * plan.study.calibration_budget_s, between_nodes=between, note=note)
+    if costs.disturbed and plan.study.require_quiet:
+        raise DisturbedError(
+            f"{', '.join(sorted(costs.disturbed))} could not be measured: other programs took the cores in nearly "
+            "every window; run it on a quieter machine, or leave out --require-quiet"
+        )
+    return costs
 
 
 def with_operations(plan: StudyPlan, kept: Calibration, runs: Sequence[Run], path: Path, note: Note) -> Calibration:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -9,7 +10,7 @@ from pathlib import Path
 from scalebench.cluster.load import load_cluster
 from scalebench.cluster.network import allreduce_name
 from scalebench.cluster.spec import Cluster
-from scalebench.comm import engines
+from scalebench.comm import engines, slurm
 from scalebench.data.catalog import prepare, prepare_validation
 from scalebench.data.dataset import Dataset, open_dataset
 from scalebench.data.plan import BatchPlan
@@ -27,6 +28,7 @@ from scalebench.study.heterogeneity import SlowLinks
 from scalebench.study.spec import Run, Study
 from scalebench.training.optimizers import check_optimizer
 
+NATIVE_BUDGET_S = 90.0  # of real runs beside virtual ones
 FEW_STEPS = 8  # between synchronisations: with fewer, averaging can hardly show a saving
 
 
@@ -84,6 +86,16 @@ class StudyPlan:
             made.plans[count] for made in (self.prepared, self.validation) for count in workers & made.plans.keys()
         ]
         return set().union(*(plan.all_batch_sizes(self.study.epochs) for plan in plans))
+
+    @property
+    def native_budget_s(self) -> float:
+        """Seconds after which no further real run begins; infinite where real runs are what was asked for.
+
+        Beside virtual runs real ones are a check of these. The time of a batch job is bounded by its scheduler.
+        """
+        if self.study.native_budget_s is not None:
+            return self.study.native_budget_s
+        return NATIVE_BUDGET_S if self.study.execution == "auto" and not slurm.in_job() else math.inf
 
     @property
     def measures(self) -> bool:

@@ -24,7 +24,7 @@ import pandas as pd
 
 from scalebench.analysis.loading import Results, load
 from scalebench.errors import ResultsError, writing
-from scalebench.launch.machine import at_the_speed_of, machine_for
+from scalebench.launch.machine import machine_for
 from scalebench.launch.planning import StudyPlan
 from scalebench.launch.stopping_rule import Reporter
 from scalebench.launch.study_run import StudyRun
@@ -62,7 +62,7 @@ def recalibrate(
     jobs: int,
     before: StudyPlan | None = None,
     calibration: Path | None = None,
-    noisy: bool = False,
+    require_quiet: bool = False,
 ) -> Recalibrated:
     """Charge the completed virtual runs in `folder` again: by `calibration`, that of the study, or a new measurement.
 
@@ -71,7 +71,7 @@ def recalibrate(
 
     Raises:
         ResultsError: no virtual run is completed, or the folder cannot be read or written.
-        DisturbedError: nothing could be measured beside other programs.
+        DisturbedError: other programs disturbed what is required to be quiet.
     """
     results = load(folder)
     plan = with_chosen(plan, results.trials)
@@ -80,7 +80,10 @@ def recalibrate(
     if not pairs:
         raise ResultsError(f"{folder} holds no completed virtual run of this study; `scalebench run` makes them")
     runs = [run for run, _ in pairs]
-    options = {"noisy": noisy or plan.study.noisy, "calibration": calibration or plan.study.calibration}
+    options = {
+        "require_quiet": require_quiet or plan.study.require_quiet,
+        "calibration": calibration or plan.study.calibration,
+    }
     charged = replace(plan, study=plan.study.model_copy(update=options))
     with folder_lock(folder), Interruption() as interruption, tempfile.TemporaryDirectory() as scratch:
         reporter.phase("calibration", 0)
@@ -153,11 +156,7 @@ def _machine(
         if study.device_step_time is not None:
             calibration = calibration.model_copy(update={"tables": [], "operations": {}})
         calibration.save(scratch / CALIBRATION)
-    machine = machine_for(plan, runs, scratch, charged=keeps, note=reporter.note)
-    if keeps:
-        return machine
-    references = results.completed.loc[results.completed["engine"] != "virtual", "reference_step_s"].dropna()
-    return at_the_speed_of(study, machine, references.tolist(), scratch)
+    return machine_for(plan, runs, scratch, charged=keeps, note=reporter.note)
 
 
 def _trace(run: Run, row: Any, epochs: pd.DataFrame) -> Trace:

@@ -187,7 +187,10 @@ class Reporter(Protocol):
 
 @dataclass
 class Tally:
-    """Counts of a study's runs, and of trials with a result. `interrupted`: the signal that ended the command early."""
+    """Counts of a study's runs, and of trials with a result.
+
+    `interrupted` is the signal that ended the command early, `why_left` any other reason for which runs remain.
+    """
 
     folder: Path
     done_before: int = 0
@@ -196,6 +199,7 @@ class Tally:
     failed: list[tuple[Run, Outcome]] = field(default_factory=list)
     remaining: int = 0
     interrupted: int | None = None
+    why_left: str = ""
 
     def count(self, run: Run, outcome: Outcome) -> None:
         """Add a run that ended."""

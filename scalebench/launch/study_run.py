@@ -1,4 +1,8 @@
-"""Conducts a study: native runs first, then virtual ones; each row is on disk before its run counts."""
+"""Conducts a study: virtual runs first, then real ones; each row is on disk before its run counts.
+
+So the first half a minute gives every worker count. Real runs, which check the virtual ones, have a budget of time:
+past it no further one begins, and the same command goes on with those that are left.
+"""
 
 from __future__ import annotations
 
@@ -14,13 +18,13 @@ from typing import Any
 from scalebench.analysis.loading import read_trials
 from scalebench.cluster.engine_costs import EngineCosts
 from scalebench.comm import engines
-from scalebench.errors import DisturbedError
-from scalebench.launch.machine import at_the_speed_of, check_calibration, machine_for
+from scalebench.formatting import seconds
+from scalebench.launch.machine import check_calibration, machine_for
 from scalebench.launch.model_check import look_at_model
 from scalebench.launch.mpirun import Launcher
 from scalebench.launch.planning import StudyPlan, is_oversubscribed
 from scalebench.launch.stopping_rule import Reporter, StoppingRule, Tally
-from scalebench.launch.sweep import Sweep, is_simulated, is_trial
+from scalebench.launch.sweep import Sweep, is_simulated
 from scalebench.launch.traffic import TrafficCheck
 from scalebench.launch.tuning import with_chosen
 from scalebench.pricing.charges import carrier
@@ -112,7 +116,6 @@ class StudyRun:
             self.trials, self.rule = (rule.of(store.failed) for rule in (self.trials, self.rule))
         self._provenance: dict[str, Any] = {}
         self._started_utc: dict[str, str] = {}
-        self._references: list[float] = []  # reference steps beside the real runs, in seconds
         self._provenance_of: dict[tuple[str, ...], str] = {}  # hashes of other nodes -> name of their provenance
         self._traffic = TrafficCheck(plan)
 
@@ -135,17 +138,14 @@ class StudyRun:
         self.collect_provenance()
         with suppress(AbandonedError):
             charged = any(is_simulated(run_id) for run_id, _ in self._store.tried)
-            scaled = any(is_simulated(run_id) and not is_trial(run_id) for run_id, _ in self._store.completed)
             machine = self._machine(charged=charged)
             with self._interruption.runs_under_way():
-                if self.trials.left() and not self._tune(machine, jobs):
-                    return
-                self._make_real()
                 if machine is not None:
-                    if not scaled:
-                        machine = at_the_speed_of(self.plan.study, machine, self._references, self.folder)
+                    if self.trials.left() and not self._tune(machine, jobs):
+                        return
                     simulator = Simulator(machine, self.plan.prepared.folders, self.folder / "weights", self._fail_fast)
                     self._simulate(lambda: self._left(virtual=True), simulator, jobs)
+                self._make_real()
 
     def collect_provenance(self) -> None:
         """Collect what the rows say of this machine; it takes tenths of a second, so before anything is measured."""
@@ -158,22 +158,16 @@ class StudyRun:
         keep_planned(self.folder, runs, most_to_come=self.rule.most_to_come(), begun_in=Path.cwd())
 
     def _machine(self, *, charged: bool) -> Machine | None:
-        """Measure or read the machine of virtual runs; None if no such run is left, or it cannot be measured now."""
+        """Measure or read the machine of virtual runs; None if no such run is left."""
         if not self._left(virtual=True) and not self.trials.left():
             return None
         if self.plan.cluster.compute == "this-machine":  # step times of other machines are stated, not measured
             self._reporter.phase("calibration", 0)
         runs = [*self.plan.sweep.simulated, *self.plan.trials]
-        try:
-            return machine_for(self.plan, runs, self.folder, charged=charged, note=self._reporter.note)
-        except DisturbedError as error:
-            self._reporter.note(f"nothing is simulated: {error}")
-            return None
+        return machine_for(self.plan, runs, self.folder, charged=charged, note=self._reporter.note)
 
-    def _tune(self, machine: Machine | None, jobs: int) -> bool:
+    def _tune(self, machine: Machine, jobs: int) -> bool:
         """Make the trials; return True if all have their results and the runs the values of the best."""
-        if machine is None:
-            return False
         self._simulate(self.trials.left, Simulator(machine, self.plan.validation.folders, self.folder), jobs)
         if self.trials.left() or self._only_failed or self.tally.failed:
             return False
@@ -183,7 +177,13 @@ class StudyRun:
 
     def _make_real(self) -> None:
         """Make the runs in real processes; keep the logs of these if a run failed."""
-        while (runs := self._left(virtual=False)) and not self._stopping():
+        budget_s = self.plan.native_budget_s
+        over = time.monotonic() + budget_s
+
+        def stopping() -> bool:
+            return self._stopping() or time.monotonic() > over
+
+        while (runs := self._left(virtual=False)) and not stopping():
             self._announce(runs)
             failed_before = len(self.tally.failed)
             logs = self.folder / "logs" / datetime.now(UTC).strftime("%Y%m%dT%H%M%S%f")
@@ -196,7 +196,7 @@ class StudyRun:
                     on_start=self.started,
                     on_outcome=self.ended,
                     log=lambda text: self._reporter.note(redact(text, names=False)),
-                    stopping=self._stopping,
+                    stopping=stopping,
                     more=self._next_block if self.rule.grows else None,
                     warmup_runs=self.plan.study.warmup_runs,
                 ).launch(runs)
@@ -207,17 +207,13 @@ class StudyRun:
                         logs.parent.rmdir()
                 else:
                     _redact_logs(logs)
+        if self._left(virtual=False) and not self._stopping():
+            self.tally.why_left = f"the {seconds(budget_s)} for real runs are over (--native-budget)"
 
     def _simulate(self, left: Callable[[], list[Run]], simulator: Simulator, jobs: int) -> None:
-        """Simulate the runs that are `left`, except those on engines whose costs could not be measured."""
-        unknown = frozenset() if self.plan.study.noisy else simulator.machine.engines.disturbed
-        if unknown:
-            self._reporter.note(
-                f"not simulated: strategies on {' and '.join(sorted(unknown))}, as other programs took the cores while "
-                "that was measured; the same command simulates them on a quieter machine, or here with --noisy"
-            )
+        """Simulate the runs that are `left`, and name the engines of which nothing is measured."""
         self._note_unmeasured(left(), simulator.machine.engines)
-        while (runs := [run for run in left() if carrier(run) not in unknown]) and not self._stopping():
+        while (runs := left()) and not self._stopping():
             self._announce(runs)
             run_virtual(
                 runs, simulator, jobs=jobs, on_start=self.started, on_outcome=self.ended, stopping=self._stopping
@@ -226,7 +222,7 @@ class StudyRun:
     def _note_unmeasured(self, runs: Sequence[Run], known: EngineCosts) -> None:
         """Name the engines of virtual runs on this machine of which no cost is known, beside others that are."""
         used = {carrier(run) for run in runs if run.workers > 1}
-        for engine in sorted(used - known.disturbed) if known.entries else []:
+        for engine in sorted(used) if known.entries else []:
             if not (known.has(engine) or known.has(engine, 2)):
                 why = engines.available(engine)
                 self._reporter.note(
@@ -272,8 +268,6 @@ class StudyRun:
         )
         texts = {name: redact(text, names=False) for name in _MAY_HOLD_PATHS if (text := getattr(row, name))}
         row = row.model_copy(update=texts)
-        if run.engine != "virtual" and row.reference_step_s is not None:
-            self._references.append(row.reference_step_s)
         with self._interruption.shielded():
             self._store.append(row, epochs)
             if run.trial is not None:

@@ -229,10 +229,10 @@ def _by_speed(study: Study) -> bool:
 
 
 def _ordered(study: Study, cells: list[_Cell]) -> list[Run]:
-    """Real runs first, then virtual ones; each block by block, every block in a random order."""
+    """Virtual runs first, then real ones; each block by block, every block in a random order."""
     random = np.random.default_rng([study.seed, 0x0DE2])
     runs: list[Run] = []
-    for virtual in (False, True):
+    for virtual in (True, False):
         group = [cell for cell in cells if (cell.engine == "virtual") == virtual]
         for repetition in range(study.until.at_most if study.until else study.repetitions):
             runs += [
@@ -281,11 +281,6 @@ def named(run: Run) -> Run:
 def is_simulated(run_id: str) -> bool:
     """Return True if the run of this name is virtual or modelled."""
     return run_id.rsplit("-", 2)[-2:-1] in (["virtual"], ["modelled"])
-
-
-def is_trial(run_id: str) -> bool:
-    """Return True if the run of this name is a trial of tuning."""
-    return is_simulated(run_id) and run_id.rsplit("-", 3)[-3].startswith("t")
 
 
 def _injected(options: VirtualOptions) -> VirtualOptions:

@@ -2,13 +2,12 @@
 
 No run of a study is timed here, so a virtual run is never fitted to the real one it is compared with. All ranks take
 part in every operation, in rounds: the reference step of rank 0 while the others sleep, then one window of each
-operation. A cost is the median of its undisturbed windows.
+operation. A cost is the median of its undisturbed windows, or without enough of them the lower decile of all.
 """
 
 from __future__ import annotations
 
 import json
-import math
 import sys
 from collections.abc import Sequence
 
@@ -23,16 +22,15 @@ from scalebench.native.probe_threaded import measure_gloo, measure_horovod
 from scalebench.system.parent_watch import end_with_launcher
 
 _MEASURE = {"mpi": measure_mpi, "horovod": measure_horovod, "gloo": measure_gloo}
-_UNDISTURBED = 0.1  # share of the windows, below which an engine's costs are not believed
+_UNDISTURBED = 0.1  # share of the windows, below which an engine's costs are marked as disturbed
 
 
 def measure(engine: str, rounds: ProbeRounds, source: str) -> EngineCosts:
     """Measure the entries of one engine, the same on all ranks; `source` names machine and versions."""
     found, entries = _MEASURE[engine](rounds, source)
-    known = math.isfinite(found.reference_s)
-    if not known or found.share_undisturbed() < _UNDISTURBED:
+    if found.share_undisturbed() < _UNDISTURBED:
         entries = [entry.model_copy(update={"disturbed": True}) for entry in entries]
-    return EngineCosts(entries=entries, reference_s=found.reference_s if known else None)
+    return EngineCosts(entries=entries, reference_s=found.reference_s)
 
 
 def _measure_at(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import os
 import time
 from collections.abc import Callable
@@ -19,7 +18,7 @@ from scalebench.training.reference_step import Gauge
 CYCLE_S = 1e-3  # Horovod's default; it keeps the cycle of its last start where none is stated
 _WINDOW_S = 3e-3  # aimed at; at least one operation
 _MOST = 100  # operations of a window
-_ROUNDS = 5  # at least
+_ROUNDS, _ROUNDS_IN_ANY_CASE = 5, 2  # at least, within the time and beyond it
 _OTHERS = 0.2  # share of the cores that others may take in a round of engines with threads of their own
 _LARGE, _FEW, _SOME = 1 << 20, 2, 8  # bytes, and operations of a window with more and with less
 _PAUSES = 12  # operations of a window that each follow some computing, from none to a cycle long
@@ -49,14 +48,15 @@ class ProbeRounds:
                 samples = [[sample._replace(undisturbed=False) for sample in own] for own in samples]
             found.add(samples)
             rounds = len(found.references)
-            more = rounds < _ROUNDS or (time.perf_counter() < end and not found.precise(relative=relative))
+            wanted = rounds < _ROUNDS or not found.precise(relative=relative)
+            more = rounds < _ROUNDS_IN_ANY_CASE or (wanted and time.perf_counter() < end)
             going = self.mpi.bcast(more)
         return found
 
     def _reference(self) -> float:
-        """Time of the reference step on rank 0 while the others sleep; NaN if it was disturbed."""
+        """Time of the reference step on rank 0 while the others sleep."""
         sleep_until_all_arrive(self.mpi)
-        seconds = (self.gauge.seconds() or math.nan) if self.mpi.rank == 0 else None
+        seconds = self.gauge.seconds() if self.mpi.rank == 0 else None
         sleep_until_all_arrive(self.mpi)
         return float(self.mpi.bcast(seconds))
 

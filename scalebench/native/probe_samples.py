@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections import Counter
 from collections.abc import Sequence
 from itertools import pairwise
@@ -49,23 +48,23 @@ class Found:
     @property
     def reference_s(self) -> float:
         """Mean reference step of all rounds, as for a run: a shared machine changes between two speeds."""
-        known = [value for value in self.references if math.isfinite(value)]
-        return fmean(known) if known else math.nan
+        return fmean(self.references)
 
     def values(self, key: Key, *, relative: bool) -> list[float]:
         """Seconds of the undisturbed windows, at the mean reference step if `relative`.
 
-        If fewer than FEWEST were undisturbed, use the shortest quarter of all instead: noise only adds.
+        If fewer than FEWEST were undisturbed, use the shortest fifth of all, whose median is their lower decile: other
+        programs only add to a time.
         """
         windows = self._windows[key]
         found = []
         for number, seconds, undisturbed in windows:
             reference = self.references[number]
-            scale = self.reference_s / reference if relative and math.isfinite(reference) else 1.0
+            scale = self.reference_s / reference if relative else 1.0
             found.append((seconds * scale, undisturbed))
         kept = [seconds for seconds, undisturbed in found if undisturbed]
         if len(kept) < min(FEWEST, len(windows)):
-            kept = sorted(seconds for seconds, _ in found)[: max(1, len(found) // 4)]
+            kept = sorted(seconds for seconds, _ in found)[: max(1, len(found) // 5)]
         return kept
 
     def seconds(self, key: Key, *, relative: bool = True) -> float:

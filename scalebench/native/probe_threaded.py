@@ -5,7 +5,6 @@ Such engines wait for timers and for the scheduler: their costs are measured in 
 
 from __future__ import annotations
 
-import math
 import operator
 import os
 import time
@@ -182,8 +181,7 @@ def _beside_reference(
 def _added(found: Found) -> tuple[float, float]:
     """Seconds, at least zero, of the engine's step beyond the reference step: of one worker, and of all at once."""
     alone, together = (found.seconds((name, 0), relative=False) - 1.0 for name in ("alone", "together"))
-    reference_s = found.reference_s if math.isfinite(found.reference_s) else 0.0  # then the entry counts as disturbed
-    return max(0.0, alone) * reference_s, max(0.0, together) * reference_s
+    return max(0.0, alone) * found.reference_s, max(0.0, together) * found.reference_s
 
 
 def _engine_step(engine: str) -> Step:

@@ -153,14 +153,13 @@ class RankLoop:
             self._events.append({"run_id": run.run_id, "outcome": outcome.to_json()})
 
     def _references(self) -> list[float]:
-        """Time the reference step on rank 0, which gives the machine speed beside the run; empty if disturbed."""
+        """Time the reference step on rank 0, which gives the machine speed beside the run; empty on other ranks."""
         if self.world.rank:
             return []
         if self._gauge is None:
             torch.set_num_threads(1)
             self._gauge = Gauge()
-        seconds = self._gauge.seconds()
-        return [] if seconds is None else [seconds]
+        return [self._gauge.seconds()]
 
     def _told_by_first(self) -> list[Run]:
         """Further runs: rank 0 gets them from the launcher, the others sleep until it broadcasts them."""

@@ -55,6 +55,7 @@ class StepTable(BaseModel):
     jitter: list[float]  # sample of step times divided by their mean
     outliers: float = 0.0  # share of steps excluded from it
     others_load: float | None = None  # share of the cores used by other programs during the measurement
+    disturbed: bool = False  # by processor time, as other programs took the cores in nearly every window
 
     def release_at(self, samples: float) -> list[float]:
         """Return the release of gradients at the measured batch size nearest to `samples`, by ratio."""

@@ -208,6 +208,13 @@ class RunRow(_Row):
         float | None,
         Doc("share of cores used by other programs meanwhile, busiest node; virtual: during calibration"),
     ] = None
+    calibration: Annotated[
+        Literal["quiet", "disturbed"] | None,
+        Doc(
+            "disturbed: a virtual run charged by what could only be measured beside busy programs; empty: nothing was "
+            "measured"
+        ),
+    ] = None
 
     reference_step_s: Annotated[
         float | None,

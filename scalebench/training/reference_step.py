@@ -57,13 +57,20 @@ class Gauge:
             self._step()
         return (time.perf_counter() - began) / count
 
-    def seconds(self) -> float | None:
-        """Return the median step of undisturbed windows in seconds; None if all windows were disturbed."""
-        found = []
+    def seconds(self) -> float:
+        """Return the median step of undisturbed windows in seconds.
+
+        Where other programs disturbed every window, it is the median of the thread's processor time, which leaves out
+        the time that it waited for a core.
+        """
+        undisturbed: list[float] = []
+        processor: list[float] = []
         for _ in range(_WINDOWS):
             self._stopwatch.start()
             self.steps(_STEPS)  # reading the counters, and whatever ran before, evicts caches
+            computed = time.thread_time()
             seconds = self.steps(_STEPS)
+            processor.append((time.thread_time() - computed) / _STEPS)
             if self._stopwatch.stop().undisturbed:
-                found.append(seconds)
-        return typical(found).value if found else None
+                undisturbed.append(seconds)
+        return typical(undisturbed or processor).value

@@ -9,7 +9,8 @@ steps, by medians over all windows, is
 
 Both ratios are independent of the speed of a core, which changes within milliseconds on a shared machine.
 Loads 1, 2, 4, ... up to a full node are measured for every batch size, until each median is precise or the budget is
-spent. Only undisturbed windows count. No run of the study is used.
+spent. Only undisturbed windows count; where there are none, steps are taken from the thread's processor time. No run of
+the study is used.
 """
 
 from __future__ import annotations
@@ -41,10 +42,10 @@ _WARM_UP_S = 0.5
 
 
 class Budget(NamedTuple):
-    """Limits of a calibration: total seconds; `noisy` to accept disturbed windows if there are no others."""
+    """Limits of a calibration: total seconds; `quiet` to refuse what was measured beside busy programs."""
 
     seconds: float
-    noisy: bool = False
+    quiet: bool = False
 
 
 def measure_steps(
@@ -55,7 +56,7 @@ def measure_steps(
     On `device` cuda each process has a GPU of its own, and its steps are in seconds instead of reference steps.
 
     Raises:
-        DisturbedError: no window was undisturbed and the `budget` is not `noisy`.
+        DisturbedError: too few windows were undisturbed and the `budget` asks for `quiet` ones.
         RunError: a measuring process died.
     """
     loads = loads_up_to(node_workers)
@@ -90,7 +91,7 @@ def measure_steps(
         for process in processes:
             if process.is_alive():
                 process.terminate()
-    return step_tables(found, loads, others, noisy=budget.noisy)
+    return step_tables(found, loads, others, quiet=budget.quiet)
 
 
 def _measure(

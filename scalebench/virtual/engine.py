@@ -14,7 +14,7 @@ from scalebench.comm.base import ServerRule
 from scalebench.data.dataset import Dataset
 from scalebench.data.plan import BatchPlan
 from scalebench.errors import RunError, in_one_line
-from scalebench.pricing.charges import Charges, gradients, jitter_of
+from scalebench.pricing.charges import Charges, carrier, gradients, jitter_of
 from scalebench.pricing.machine import Machine
 from scalebench.pricing.price import NotLockStepError, price
 from scalebench.pricing.recording import RecordingWorker, batches_of, meta_model, record, record_each
@@ -273,8 +273,16 @@ class Simulation:
             binding="none",
             reference_step_s=self.machine.reference_s,
             others_load=max(loads, default=None),
+            calibration=self._calibration(),
             **served,
         )
+
+    def _calibration(self) -> str | None:
+        """How well the times that charge the run could be measured; None where nothing was measured."""
+        if self.machine.cluster.compute != "this-machine":
+            return None
+        engine = carrier(self.run) if self.run.workers > 1 else ""
+        return "disturbed" if self.table.disturbed or engine in self.machine.engines.disturbed else "quiet"
 
     def _training(self, worker: Trainee) -> Callable[[], WorkerReport]:
         def program() -> WorkerReport:

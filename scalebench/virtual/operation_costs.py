@@ -104,7 +104,7 @@ def measure_operations(runs: Sequence[Run], datasets: dict[int, Dataset], machin
         for _ in bounded(*_RUNS, _RUNS_S):
             simulation = _MeasuringSimulation([run], datasets[run.workers], machine)
             reference_s = gauge.seconds()
-            factor = machine.reference_s / reference_s if machine.reference_s and reference_s else 1.0
+            factor = machine.reference_s / reference_s if machine.reference_s else 1.0
             for operation, calls in simulation.measure(simulation.plan.batch_size).items():
                 found[operation] += [(multiple, seconds * factor) for multiple, seconds in calls]
         times[name] = {operation: _time(calls, run.workers) for operation, calls in sorted(found.items())}

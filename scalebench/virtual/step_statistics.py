@@ -28,57 +28,63 @@ class MeasuredTables(NamedTuple):
     imprecise: list[str]
 
 
-def step_tables(found: list[StepWindows], loads: list[int], others: float | None, *, noisy: bool) -> MeasuredTables:
+def step_tables(
+    found: list[StepWindows], loads: list[int], others: float | None, *, quiet: bool = False
+) -> MeasuredTables:
     """Return the tables of all loads, in seconds at the mean reference step of the calibration.
 
+    A load without enough undisturbed windows has its steps by processor time, and its table says that it was
+    `disturbed`.
+
     Raises:
-        DisturbedError: no window of a measurement was undisturbed, unless `noisy`.
+        DisturbedError: a load was disturbed although the tables have to be `quiet`.
     """
-    references = np.concatenate([windows.alone for windows in found])
-    if not np.isfinite(references).any():
-        raise _disturbed("the reference step")
-    reference_s = float(np.nanmean(references))
+    reference_s = float(np.mean(np.concatenate([windows.alone for windows in found])))
     imprecise: list[str] = []
     tables = []
     for load in loads:
         own = [windows for windows in found if windows.load == load]
-        table, wide = _table(own, load, reference_s * _slower_together(own), others, noisy=noisy)
+        disturbed = _lacking(own, load)
+        if disturbed and quiet:
+            raise DisturbedError(
+                f"{disturbed} could not be measured: other programs took the cores in every window; run it on a "
+                "quieter machine, or leave out --require-quiet"
+            )
+        slower = _slower_together(own, by_processor=bool(disturbed))
+        table, wide = _table(own, load, reference_s * slower, others, disturbed=bool(disturbed))
         tables.append(table)
         imprecise += wide
     return MeasuredTables(tables, reference_s, imprecise)
 
 
-def _slower_together(found: list[StepWindows]) -> float:
+def _lacking(found: list[StepWindows], load: int) -> str:
+    """Name a batch size without enough undisturbed windows; empty if there is none."""
+    for size in sorted({windows.size for windows in found}):
+        undisturbed = sum(int(windows.undisturbed.sum()) for windows in found if windows.size == size)
+        if undisturbed < min(FEWEST, FEWEST_ROUNDS * load):
+            return f"a step of {size} samples beside {load - 1} other workers"
+    return ""
+
+
+def _slower_together(found: list[StepWindows], *, by_processor: bool) -> float:
     """Return the reference step under this load relative to alone, at least 1."""
     if found[0].load == 1:
         return 1.0
-    ratios = np.concatenate([windows.slower_together() for windows in found])
+    ratios = np.concatenate([windows.slower_together(by_processor=by_processor) for windows in found])
     known = typical(ratios[np.isfinite(ratios)].tolist())
     return max(1.0, known.value) if known.n else 1.0
 
 
-def _disturbed(what: str) -> DisturbedError:
-    return DisturbedError(
-        f"{what} could not be measured: other programs took the cores in every window; "
-        "run it on a quieter machine, or accept what was measured with --noisy"
-    )
-
-
 def _table(
-    found: list[StepWindows], load: int, reference_s: float, others: float | None, *, noisy: bool
+    found: list[StepWindows], load: int, reference_s: float, others: float | None, *, disturbed: bool
 ) -> tuple[StepTable, list[str]]:
     """Return the table of one load and descriptions of its imprecise medians."""
     batches, jitter, removed, imprecise = [], [], [], []
     for size in sorted({windows.size for windows in found}):
         own = [windows for windows in found if windows.size == size]
-        units = np.concatenate([windows.seconds / windows.references for windows in own], axis=1)
+        units = np.concatenate([windows.units(by_processor=disturbed) for windows in own], axis=1)
         order = np.argsort(np.concatenate([windows.rounds for windows in own]), kind="stable")
-        kept = np.concatenate([windows.undisturbed for windows in own])
-        if kept.sum() < min(FEWEST, FEWEST_ROUNDS * load):
-            if not noisy:
-                raise _disturbed(f"a step of {size} samples beside {load - 1} other workers")
-            whole = units.sum(axis=0)
-            kept = np.abs(whole / np.median(whole) - 1.0) <= 0.25  # ratios have noise in both parts
+        kept = np.concatenate([windows.undisturbed | disturbed for windows in own])
         known = typical(units.sum(axis=0)[kept])
         if not known.precise:
             imprecise.append(f"steps of {size} samples at {load} a node to {_percent(known)}")
@@ -103,6 +109,7 @@ def _table(
         jitter=(kept_factors / kept_factors.mean()).tolist(),
         outliers=float(np.mean(removed)),
         others_load=others,
+        disturbed=disturbed,
     )
     return table, imprecise
 

@@ -89,8 +89,10 @@ class StepWindows(NamedTuple):
     """Windows of steps of one process at one batch size and load.
 
     `rounds` (windows,) has the round of each window, `seconds` (4, windows) the mean step by task, `references`
-    (windows,) the reference step, `steps` (windows, steps of a window) the whole steps. `alone` (rounds,) has the
-    seconds of the reference step of process 0 alone, NaN if disturbed; it is empty for other processes.
+    (windows,) the reference step, `steps` (windows, steps of a window) the whole steps. `processor` (2, windows) has
+    the processor seconds of the thread in a step and in a reference step, which other programs on its core leave as
+    they are. `alone` (rounds,) has the seconds of the reference step of process 0 alone; it is empty for other
+    processes.
     """
 
     load: int
@@ -102,15 +104,42 @@ class StepWindows(NamedTuple):
     shuffle_s_per_sample: float
     release: list[float]
     references: NDArray[np.float64]
+    processor: NDArray[np.float64]
     alone: NDArray[np.float64]
 
-    def slower_together(self) -> NDArray[np.float64]:
-        """Return (rounds,) the reference step of undisturbed windows relative to that of process 0 alone."""
+    def slower_together(self, *, by_processor: bool = False) -> NDArray[np.float64]:
+        """Return (rounds,) the reference step of undisturbed windows relative to that of process 0 alone.
+
+        With `by_processor`, the processor seconds of all windows; rounds without a window are NaN.
+        """
+        references = self.processor[1] if by_processor else self.references
+        counted = np.ones_like(self.undisturbed) if by_processor else self.undisturbed
         found = []
         for number, alone in enumerate(self.alone):
-            own = self.references[(self.rounds == number) & self.undisturbed]
+            own = references[(self.rounds == number) & counted]
             found.append(np.median(own) / alone if len(own) else math.nan)
         return np.array(found)
+
+    def units(self, *, by_processor: bool = False) -> NDArray[np.float64]:
+        """Return (4, windows) the step by task in reference steps.
+
+        With `by_processor`, whole steps by processor time, divided by the median shares of the tasks.
+        """
+        if not by_processor:
+            return self.seconds / self.references
+        shares = np.median(self.seconds / self.seconds.sum(axis=0), axis=1, keepdims=True)
+        whole: NDArray[np.float64] = self.processor[0] / self.processor[1]
+        return shares / shares.sum() * whole
+
+
+class _Window(NamedTuple):
+    """One window: its round, seconds (4, steps) by task, and seconds of a step and of a reference step."""
+
+    number: int
+    laps: NDArray[np.float64]
+    reference_s: float
+    processor_s: tuple[float, float]
+    undisturbed: bool
 
 
 class Rounds:
@@ -123,7 +152,7 @@ class Rounds:
         self._barrier, self._going = barrier, going
         self._batches = (batch for epoch in itertools.count() for batch in replica.batches(epoch))
         self._stopwatch = Stopwatch(computes=replica.device.type == "cpu")  # the thread of a GPU's step waits for it
-        self._rows: list[tuple[int, NDArray[np.float64], float, bool]] = []  # round, (4, steps), reference, undisturbed
+        self._rows: list[_Window] = []
         self._alone: list[float] = []
 
     def run(self, size: int, release: list[float], each_s: float) -> StepWindows | None:
@@ -139,7 +168,7 @@ class Rounds:
         for number in itertools.count():
             self._barrier.wait()
             if self._index == 0:
-                self._alone.append(self._gauge.seconds() or math.nan)
+                self._alone.append(self._gauge.seconds())
                 in_time = time.perf_counter() < end
                 going = number < FEWEST_ROUNDS or (in_time and (number < least or not self._precise()))
                 self._going.value = going
@@ -155,14 +184,15 @@ class Rounds:
         return StepWindows(
             self._load,
             size,
-            np.array([number for number, _, _, _ in self._rows]),
-            np.array([laps.mean(axis=1) for _, laps, _, _ in self._rows]).T,
-            np.array([undisturbed for _, _, _, undisturbed in self._rows]),
-            np.array([laps.sum(axis=0) for _, laps, _, _ in self._rows]),
-            float(np.median(shuffles)) / self._replica.plan.n if shuffles else 0.0,
-            release,
-            np.array([reference for _, _, reference, _ in self._rows]),
-            np.array(self._alone[:number]),
+            rounds=np.array([window.number for window in self._rows]),
+            seconds=np.array([window.laps.mean(axis=1) for window in self._rows]).T,
+            undisturbed=np.array([window.undisturbed for window in self._rows]),
+            steps=np.array([window.laps.sum(axis=0) for window in self._rows]),
+            shuffle_s_per_sample=float(np.median(shuffles)) / self._replica.plan.n if shuffles else 0.0,
+            release=release,
+            references=np.array([window.reference_s for window in self._rows]),
+            processor=np.array([window.processor_s for window in self._rows]).T,
+            alone=np.array(self._alone[:number]),
         )
 
     def _warm(self) -> float:
@@ -182,18 +212,26 @@ class Rounds:
         clock: LapClock = self._replica.clock
         self._stopwatch.start()
         self._gauge.steps(_STEPS if warm else 1)  # reading the counters evicts caches
+        moments = [time.thread_time()]
         reference_s = self._gauge.steps(_STEPS)
+        moments.append(time.thread_time())
         for _ in range(steps if warm else 0):
             self._step()
+        moments.append(time.thread_time())
         clock.resume()
         for _ in range(steps):
             self._step()
+        moments.append(time.thread_time())
         undisturbed = self._stopwatch.stop().undisturbed
         laps = np.array([clock.laps[task][-steps:] for task in STEP_TASKS])
-        self._rows.append((number, laps, reference_s, undisturbed))
+        processor_s = (moments[3] - moments[2]) / steps, (moments[1] - moments[0]) / _STEPS
+        if isinstance(self._gauge, SecondsGauge):  # the thread waits while the device computes
+            processor_s = float(laps.sum()) / steps, reference_s
+        self._rows.append(_Window(number, laps, reference_s, processor_s, undisturbed))
 
     def _precise(self) -> bool:
-        return typical([laps.sum() / laps.shape[1] / own for _, laps, own, kept in self._rows if kept]).precise
+        known = [window for window in self._rows if window.undisturbed]
+        return typical([window.laps.sum() / window.laps.shape[1] / window.reference_s for window in known]).precise
 
 
 def single_replica(run: Run, dataset: Any, size: int, device: torch.device) -> Any:

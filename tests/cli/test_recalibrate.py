@@ -1,4 +1,4 @@
-"""`scalebench recalibrate`: new times for finished virtual runs; and `run --noisy`, which accepts disturbances."""
+"""`scalebench recalibrate`: new times for finished virtual runs; and calibrations beside other programs."""
 
 from __future__ import annotations
 
@@ -24,7 +24,6 @@ MINE = Path("results/mine")
 def machine(tmp_path, monkeypatch, machine, invoke):
     """A machine whose steps take `factor` times as long as the fixture's, of which `taken` cores are busy."""
     monkeypatch.chdir(tmp_path)
-    monkeypatch.delenv("SCALEBENCH_NOISY")
 
     class Machine:
         factor, taken, quiet, disturbed, measured = 1.0, None, True, (), 0
@@ -37,10 +36,10 @@ def machine(tmp_path, monkeypatch, machine, invoke):
             return path
 
         def steps(self, run, folder, sizes, node_workers, budget, device):
-            if not (self.quiet or budget.noisy):
-                raise DisturbedError("the steps could not be measured: accept it with --noisy")
+            if budget.quiet and not self.quiet:
+                raise DisturbedError("the steps could not be measured: leave out --require-quiet")
             self.measured += 1
-            update = {"others_load": self.taken}
+            update = {"others_load": self.taken, "disturbed": not self.quiet}
             tables = [table.scaled(self.factor).model_copy(update=update) for table in machine.tables]
             return MeasuredTables(tables, 1e-3, [])
 
@@ -165,16 +164,18 @@ def test_check_recommends_recalibrate_for_a_disturbed_calibration(machine, invok
     assert "scalebench recalibrate" not in invoke(*ignored)
 
 
-def test_disturbed_recalibration_changes_nothing_unless_noisy(machine, invoke):
+def test_disturbed_recalibration_changes_nothing_where_quiet_is_required(machine, invoke):
     invoke(*RUN)
     before = (MINE / "runs.csv").read_bytes(), (MINE / "calibration.json").read_bytes()
     machine.quiet, machine.factor = False, 2.0
-    said = invoke("recalibrate", "results/mine", code=1)
-    assert "error: the steps could not be measured: accept it with --noisy" in said
+    said = invoke("recalibrate", "results/mine", "--require-quiet", code=1)
+    assert "error: the steps could not be measured: leave out --require-quiet" in said
     assert before == ((MINE / "runs.csv").read_bytes(), (MINE / "calibration.json").read_bytes())
     first = rows()
-    invoke("recalibrate", "results/mine", "--noisy")
+    assert set(first["calibration"]) == {"quiet"}
+    invoke("recalibrate", "results/mine")
     assert times(rows(), "serial") == pytest.approx(2 * times(first, "serial"))
+    assert set(rows()["calibration"]) == {"disturbed"}
 
 
 def test_study_without_virtual_runs_is_refused(machine, invoke):
@@ -190,22 +191,24 @@ def test_study_without_virtual_runs_is_refused(machine, invoke):
     assert machine.measured == 0
 
 
-def test_disturbed_calibration_simulates_only_if_noisy(machine, invoke):
+def test_study_is_simulated_by_a_disturbed_calibration_unless_quiet_is_required(machine, invoke):
     machine.quiet = False
-    assert "nothing is simulated: the steps could not be measured: accept it with --noisy" in invoke(*RUN)
+    said = invoke(*RUN, "--require-quiet", code=1)
+    assert "the steps could not be measured: leave out --require-quiet" in said
     assert len((MINE / "runs.csv").read_text().splitlines()) == 1, "the header alone"
-    invoke(*RUN, "--noisy")
+    invoke(*RUN)
     assert set(rows()["strategy"]) == {"serial", "epoch_average"}
+    assert set(rows()["calibration"]) == {"disturbed"}
 
 
 @needs_mpi
-def test_strategies_on_disturbed_engines_are_left_out(machine, invoke):
+def test_only_strategies_on_disturbed_engines_are_marked(machine, invoke):
     machine.disturbed = ("horovod",)
     words = (*RUN, "--strategy", "horovod")
-    said = " ".join(invoke(*words).split())
-    assert "not simulated: strategies on horovod, as other programs took the cores" in said
-    assert set(rows()["strategy"]) == {"serial", "epoch_average"}
-    invoke(*words, "--noisy")
+    assert "horovod could not be measured" in " ".join(invoke(*words, "--require-quiet", code=1).split())
+    invoke(*words)
+    marked = rows()[rows()["calibration"] == "disturbed"]
+    assert set(zip(marked["strategy"], marked["workers"], strict=True)) == {("horovod", 2)}
     assert set(rows()["strategy"]) == {"serial", "epoch_average", "horovod"}
 
 

@@ -62,7 +62,7 @@ def test_virtual_allreduce_costs_what_the_nodes_of_an_allocation_measured(slow, 
     """1 MiB takes 2 ms at the 10 Gbit/s of the network model, and some 100 ms on these links."""
     cluster = preset("this-machine").read_text().replace("workers_per_node: this-machine", "workers_per_node: 1")
     (tmp_path / "cluster.yaml").write_text(cluster)
-    keys = {"execution": "auto", "cluster": "cluster.yaml", "calibration_budget_s": 5, "noisy": "true"}
+    keys = {"execution": "auto", "cluster": "cluster.yaml", "calibration_budget_s": 5}
     text = study(3, "allreduce", model="{mlp: {hidden: [512, 500]}}", **keys)
     (tmp_path / "study.yaml").write_text(text)
     output = scalebench(slow, tmp_path, "run", "study.yaml", "--output", "results")

@@ -59,7 +59,7 @@ def test_steps_in_seconds_and_release_of_gradients(device, blobs, make_run):
     began = time.perf_counter()
     windows = rounds.run(8, release, 0.2)
     took = time.perf_counter() - began
-    (table,) = step_tables([windows], [1], None, noisy=True).tables
+    (table,) = step_tables([windows], [1], None).tables
     (batch,) = table.batches
     step_s = sum(float(np.median(seconds)) for seconds in batch.blocks())
     assert 0 < step_s * windows.seconds.shape[1] * windows.steps.shape[1] < took
@@ -111,6 +111,7 @@ def windows(step=2.0, *, load=1, size=8, reference=1e-3, alone=None, rounds=20, 
         shuffle_s_per_sample=1e-6,
         release=[1.0, 0.5],
         references=np.full(count, reference),
+        processor=np.stack([steps.mean(axis=1), np.full(count, reference)]),
         alone=np.full(rounds, reference if alone is None else alone),
     )
 
@@ -122,7 +123,7 @@ def step_s(table, size=8):
 
 def test_step_time_is_its_ratio_times_the_mean_reference_step():
     larger = windows(3.0, size=16)._replace(release=[1.0, 0.25])
-    measured = step_tables([windows(2.0), larger], [1], 0.25, noisy=False)
+    measured = step_tables([windows(2.0), larger], [1], 0.25)
     (table,) = measured.tables
     assert (table.busy_workers, table.others_load, table.shuffle_s_per_sample) == (1, 0.25, 1e-6)
     assert [table.release_at(samples) for samples in (11, 12)] == [[1.0, 0.5], [1.0, 0.25]]  # the nearest, by ratio
@@ -140,7 +141,7 @@ def test_machine_speed_does_not_change_the_cost_in_reference_steps():
     for values in (changing.steps, changing.references):
         values[late] *= 2
     changing.alone[10:] *= 2
-    measured = step_tables([changing], [1], None, noisy=False)
+    measured = step_tables([changing], [1], None)
     assert measured.reference_s == pytest.approx(1.5e-3), "the mean of both speeds"
     assert step_s(measured.tables[0]) == pytest.approx([3e-3] * BLOCKS)
 
@@ -149,11 +150,11 @@ def test_load_scales_steps_by_its_reference_step_at_least_one():
     alone = windows(2.0)
     slower = [windows(2.0, load=2, reference=1.3e-3, alone=1e-3), windows(2.0, load=2, reference=1.3e-3)]
     slower[1] = slower[1]._replace(alone=np.empty(0))  # only process 0 looks at the reference step alone
-    one, two = step_tables([alone, *slower], [1, 2], None, noisy=False).tables
+    one, two = step_tables([alone, *slower], [1, 2], None).tables
     assert step_s(one) == pytest.approx([2e-3] * BLOCKS)
     assert step_s(two) == pytest.approx([1.3 * 2e-3] * BLOCKS)
     faster = [windows(2.0, load=2, reference=0.9e-3, alone=1e-3), slower[1]._replace(references=np.full(80, 0.9e-3))]
-    two = step_tables([alone, *faster], [1, 2], None, noisy=False).tables[1]
+    two = step_tables([alone, *faster], [1, 2], None).tables[1]
     assert step_s(two).mean() >= 2e-3 * (1 - 1e-9), "company makes no core faster"
 
 
@@ -163,34 +164,47 @@ def test_disturbed_windows_are_excluded():
     mixed.undisturbed[late] = False
     mixed.seconds[:, late] *= 5
     mixed.steps[late] *= 5
-    (table,) = step_tables([mixed], [1], None, noisy=False).tables
+    (table,) = step_tables([mixed], [1], None).tables
     assert step_s(table) == pytest.approx([2e-3] * BLOCKS)
     assert set(table.jitter) == {1.0}
 
 
-def test_calibration_without_undisturbed_windows_needs_noisy():
+def test_steps_without_undisturbed_windows_are_taken_from_processor_time():
     disturbed = windows(2.0, undisturbed=False)
-    with pytest.raises(DisturbedError, match=r"a step of 8 samples .* in every window; run it .*--noisy"):
-        step_tables([disturbed], [1], None, noisy=False)
-    disturbed.seconds[:, :10] *= 7  # beyond a quarter of the median
-    (table,) = step_tables([disturbed], [1], None, noisy=True).tables
+    disturbed.seconds[:] *= np.random.default_rng(0).uniform(1, 20, size=disturbed.seconds.shape[1])  # waits for a core
+    disturbed.references[:] *= 3
+    (table,) = step_tables([disturbed], [1], None).tables
     assert step_s(table) == pytest.approx([2e-3] * BLOCKS)
-    for noisy in (False, True):
-        with pytest.raises(DisturbedError, match="the reference step could not be measured"):
-            step_tables([windows(alone=math.nan)], [1], None, noisy=noisy)
+    assert table.batches[0].blocks()[:, 0] == pytest.approx(2e-3 * SHARES), "divided by the shares of the tasks"
+    assert table.disturbed
+    with pytest.raises(DisturbedError, match=r"a step of 8 samples .* in every window; .*--require-quiet"):
+        step_tables([disturbed], [1], None, quiet=True)
 
 
-def test_too_few_undisturbed_windows_need_noisy():
+def test_load_is_taken_from_processor_time_where_its_windows_are_disturbed():
+    alone = windows(2.0)
+    slower = windows(2.0, load=2, reference=1.3e-3, alone=1e-3, undisturbed=False)
+    slower.references[:] *= 9
+    one, two = step_tables([alone, slower], [1, 2], None).tables
+    assert (one.disturbed, two.disturbed) == (False, True)
+    assert step_s(two) == pytest.approx([1.3 * 2e-3] * BLOCKS)
+
+
+def test_too_few_undisturbed_windows_count_as_disturbed():
     few = windows(2.0)
     few.undisturbed[7:] = False
-    with pytest.raises(DisturbedError):
-        step_tables([few], [1], None, noisy=False)
+    few.seconds[:, :7] *= 2
+    (table,) = step_tables([few], [1], None).tables
+    assert table.disturbed
+    assert step_s(table) == pytest.approx([2e-3] * BLOCKS)
     few.undisturbed[:12] = True
-    assert step_s(step_tables([few], [1], None, noisy=False).tables[0]) == pytest.approx([2e-3] * 12)
+    (table,) = step_tables([few], [1], None, quiet=True).tables
+    assert not table.disturbed
+    assert len(step_s(table)) == 12
 
 
 def test_imprecise_medians_are_named():
-    measured = step_tables([windows(2.0, spread=1.0), windows(2.0, size=16)], [1], None, noisy=False)
+    measured = step_tables([windows(2.0, spread=1.0), windows(2.0, size=16)], [1], None)
     (said,) = measured.imprecise
     assert said.startswith("steps of 8 samples at 1 a node to ")
     assert float(said.rpartition(" to ")[2].removesuffix(" %")) > 2
@@ -227,7 +241,7 @@ def test_a_few_steps_have_no_jitter():
 
 
 def test_jitter_of_a_table_has_mean_one_and_limited_length():
-    (table,) = step_tables([windows(2.0, rounds=400, spread=0.05)], [1], None, noisy=False).tables
+    (table,) = step_tables([windows(2.0, rounds=400, spread=0.05)], [1], None).tables
     assert len(table.jitter) == JITTER_KEPT
     assert np.mean(table.jitter) == pytest.approx(1.0)
     assert np.std(table.jitter) == pytest.approx(0.05, rel=0.1)
