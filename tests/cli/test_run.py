@@ -381,3 +381,21 @@ def test_modelled_runs_take_the_times_of_virtual_ones_without_training(scalebenc
         for column in ("train_s", "compute_s", "comm_s", "wait_s"):
             assert float(priced[column]) == pytest.approx(float(trained[column]), rel=1e-9, abs=1e-15)
         assert (priced["syncs"], priced["optimizer_steps"]) == (trained["syncs"], trained["optimizer_steps"])
+
+
+@needs_mpi
+def test_real_runs_follow_virtual_ones_until_their_budget_is_over(scalebench, tmp_path):
+    words = ["--dataset", "wine", "--epochs", "1", "--repetitions", "2", "--workers", "1", "--strategy", "serial"]
+    scalebench(*words, "--native-budget", "1e-9", "--name", "mine")
+    table = tmp_path / "results" / "mine" / "runs.csv"
+    with table.open() as file:
+        rows = list(csv.DictReader(file))
+    assert [row["execution"] for row in rows] == ["virtual", "virtual"]
+    assert {row["calibration"] for row in rows} == {"quiet"}
+    scalebench(*words, "--name", "mine")
+    with table.open() as file:
+        rows = list(csv.DictReader(file))
+    assert [row["execution"] for row in rows] == ["virtual", "virtual", "native", "native"]
+    orders = [int(row["run_order"]) for row in rows]
+    assert orders == sorted(orders)
+    assert {row["calibration"] for row in rows[2:]} == {""}

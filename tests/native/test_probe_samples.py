@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import math
-
 import pytest
 
 from scalebench.native.probe_samples import Found, Sample
@@ -73,14 +71,6 @@ def test_relative_cost_is_independent_of_the_machine_speed():
     assert found.precise(relative=True)
     assert found.seconds(("mpi", 4), relative=False) == 15.0  # the mean of the two in the middle
     assert not found.precise(relative=False)
-
-
-def test_round_without_reference_step_counts_unscaled():
-    found = rounds(*[4.0] * 12, reference=math.nan)
-    assert math.isnan(found.reference_s)
-    assert found.seconds(("mpi", 4)) == 4.0
-    found.references[:6] = [1e-3] * 6
-    assert found.reference_s == pytest.approx(1e-3)
 
 
 def test_costs_that_fall_with_the_bytes_are_not_precise():
