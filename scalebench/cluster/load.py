@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from functools import cache
 from importlib import resources
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,7 @@ from scalebench.study.validation import explain, read_mapping
 _HERE = "this-machine"  # value read from this machine at loading
 
 
+@cache
 def cluster_names() -> list[str]:
     """Return the names of the shipped clusters."""
     folder = resources.files("scalebench.cluster") / "presets"

@@ -172,7 +172,8 @@ def _trace(run: Run, row: Any, epochs: pd.DataFrame) -> Trace:
         train = None if np.isnan(row["final_train_metric"]) else row["final_train_metric"]
         evaluated.append(Evaluation(last, row["train_s"], row["final_metric"], train))
     sent = int(row["syncs"]), float(row["bytes_sent_per_worker"])
-    return Trace([losses] * run.workers, evaluated, int(row["workers_per_node"]), sent)
+    arithmetic = None if pd.isna(row["arithmetic"]) else str(row["arithmetic"])
+    return Trace([losses] * run.workers, evaluated, int(row["workers_per_node"]), arithmetic, sent)
 
 
 def _keep_earlier(folder: Path) -> Path:

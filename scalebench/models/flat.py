@@ -8,26 +8,34 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 from itertools import pairwise
+from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
 
 
-def side_by_side(model: nn.Module, room: int = 0) -> tuple[Tensor, Tensor, Tensor]:
+class Memory(NamedTuple):
+    """Tensors for the one storage of a model, as long as `side_by_side` makes it, and for its gradients."""
+
+    whole: Tensor
+    gradients: Tensor
+
+
+def side_by_side(model: nn.Module, room: int = 0, memory: Memory | None = None) -> tuple[Tensor, Tensor, Tensor]:
     """Return flat parameters, flat gradients, and uninitialised room for `room` times the number of parameters.
 
     One storage holds parameters, statistics (floating-point buffers of the parameters' dtype) and the room, in this
-    order, so that consecutive parts are averaged as one piece.
+    order, so that consecutive parts are averaged as one piece. It lies in `memory`, if given.
     """
     trainable = [parameter for parameter in model.parameters() if parameter.requires_grad]
     statistics = _statistics(model, trainable[0])
     moved = [*trainable, *statistics]
     n, held = (sum(tensor.numel() for tensor in tensors) for tensors in (trainable, moved))
-    whole = trainable[0].detach().new_empty(held + room * n)
+    whole = trainable[0].detach().new_empty(held + room * n) if memory is None else memory.whole
     torch.cat([tensor.detach().reshape(-1) for tensor in moved], out=whole[:held])
     for tensor, value in zip(moved, views(moved, whole), strict=True):
         tensor.data = value
-    gradients = torch.zeros_like(whole[:n])
+    gradients = torch.zeros_like(whole[:n]) if memory is None else memory.gradients.zero_()
     for parameter, gradient in zip(trainable, views(trainable, gradients), strict=True):
         parameter.grad = gradient
     return whole[:n], gradients, whole[held:]

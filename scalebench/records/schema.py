@@ -215,6 +215,10 @@ class RunRow(_Row):
             "measured"
         ),
     ] = None
+    arithmetic: Annotated[
+        Literal["per_replica", "batched", "one_batch"] | None,
+        Doc("gradients of a virtual run: of each replica, of all that compute at once, or one for equal replicas"),
+    ] = None
 
     reference_step_s: Annotated[
         float | None,

@@ -105,6 +105,7 @@ class RunFacts:
     oversubscribed: bool | None = None  # a paced run: too many of its steps were slower than the pace
     reference_step_s: float | None = None  # the speed of the machine beside the run
     others_load: float | None = None  # share of the cores that other programs took
+    arithmetic: str | None = None  # of a virtual run: per_replica, batched or one_batch
     calibration: str | None = None  # of a virtual run: quiet, or disturbed by other programs
     energy_j: float | None = None
     energy_source: str | None = None

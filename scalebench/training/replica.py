@@ -16,7 +16,7 @@ from scalebench.comm.base import Communicator, Server, ServerRule, SharedState
 from scalebench.data.dataset import Dataset
 from scalebench.data.plan import BatchPlan
 from scalebench.data.shard import Shard, equal_batches
-from scalebench.models.flat import is_finite, side_by_side, views
+from scalebench.models.flat import Memory, is_finite, side_by_side, views
 from scalebench.models.pinning import require_unchanged
 from scalebench.models.registry import build_model, loss_for
 from scalebench.strategies.base import Batch
@@ -59,6 +59,7 @@ class Replica:
         shared: Callable[[Tensor, int], SharedState] | None = None,
         server: Callable[[ServerRule], Server] | None = None,
         workers_per_node: int | None = None,
+        memory: Memory | None = None,
     ) -> None:
         require_unchanged(run)
         self.run, self.plan, self.comm, self.clock = run, plan, comm, clock
@@ -72,7 +73,7 @@ class Replica:
         ).to(self.device)
         options = check_optimizer(run.optimizer).model_dump()
         velocities = int(run.optimizer.name == "sgd" and options["momentum"] > 0)
-        self.parameters, self.gradients, velocity = side_by_side(self.model, room=velocities)
+        self.parameters, self.gradients, velocity = side_by_side(self.model, velocities, memory)
         if run.init_weights is not None:
             self.parameters.copy_(load_weights(run.init_weights, self.parameters.numel()))
         self.initial = self.parameters.clone()
@@ -80,7 +81,7 @@ class Replica:
         self.shard = Shard(dataset, plan, self.rank, self.dtype, self.device)
         self.state = SimpleNamespace()
         self.forward: Callable[[Tensor], Tensor] = self.model
-        self._loss = loss_for(dataset.task)
+        self.loss = loss_for(dataset.task)
         self._flat_parameter = torch.nn.Parameter(self.parameters)
         self._flat_parameter.grad = self.gradients
         by_layer = run.optimizer.name in BY_LAYER
@@ -138,7 +139,7 @@ class Replica:
     def _delivered(self, batch: Batch, steps: int) -> Batch:
         self._moment = self._epoch + batch.step / steps
         self.on_batch()
-        self.clock.did(Task.DATA, len(batch.x))
+        self.clock.did(Task.DATA, batch.x.shape[0])
         return batch
 
     def _exchange(self, tensors: list[Tensor]) -> list[Tensor]:
@@ -154,22 +155,31 @@ class Replica:
         samples = batch.x.shape[0]
         if not add:
             self.gradients.zero_()
-        loss = self._loss(self.forward(batch.x), batch.y)
+        loss = self.loss(self.forward(batch.x), batch.y)
         self.clock.did(Task.FORWARD, samples)
         _backward(loss, _scalar(weight, self.dtype, self.device))
-        self.last_loss = loss.detach()
-        self._losses.append((self.last_loss, samples))  # a sum here would cost as much as three laps
+        self.computed(loss.detach(), samples)
         self.clock.did(Task.BACKWARD, samples)
+
+    def computed(self, loss: Tensor, samples: int) -> None:
+        """Record the mean loss () of a batch whose gradient has been computed."""
+        self.last_loss = loss
+        self._losses.append((loss, samples))  # a sum here would cost as much as three laps
 
     @property
     def learning_rate(self) -> float:
         return learning_rate(self.run, self.size, self._moment, self.steps)
 
-    def update(self) -> None:
+    def settle_rate(self) -> float:
+        """Give the optimizer the current learning rate, and return it."""
         if not self._lr_is_constant and (rate := self.learning_rate) != self._lr:
             self._lr = rate
             for group in self.optimizer.param_groups:
                 group["lr"] = rate
+        return self._lr
+
+    def update(self) -> None:
+        self.settle_rate()
         self.optimizer.step()
         self.steps += 1
         self.clock.did(Task.UPDATE)

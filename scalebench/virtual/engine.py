@@ -20,11 +20,20 @@ from scalebench.pricing.price import NotLockStepError, price
 from scalebench.pricing.recording import RecordingWorker, batches_of, meta_model, record, record_each
 from scalebench.pricing.schedule import Schedule
 from scalebench.strategies import registry
+from scalebench.strategies.allreduce import mean_of_gradients
 from scalebench.strategies.base import Strategy
 from scalebench.study.spec import Run
 from scalebench.training.loop import EvaluationResult, Trainee, evaluate, train
 from scalebench.training.outcome import Evaluation, Outcome, RunFacts, WorkerReport
 from scalebench.training.replica import Replica
+from scalebench.virtual.arithmetic import (
+    ONE_BATCH,
+    Batched,
+    BatchedReplica,
+    choose,
+    draws_random_numbers,
+    train_one_for_all,
+)
 from scalebench.virtual.clock import ModelledClock, RecordingVirtualClock, VirtualClock
 from scalebench.virtual.communicator import VirtualCommunicator
 from scalebench.virtual.replay import Trace
@@ -57,9 +66,10 @@ def simulate_alike(runs: Sequence[Run], dataset: Dataset, machine: Machine) -> I
             outcome, weights = simulate(run, dataset, machine)
             yield run, _timed_without_jitter(run, outcome, dataset, machine), weights
         elif first is None:
-            first = simulate(run, dataset, machine)
+            shared = not run.trace and alike(run) != run.run_id
+            first = _judged(run, dataset, machine, Simulation.play_or_train_one if shared else Simulation.play)
             outcome = first[0]
-            if outcome.status == "completed" and not run.trace and alike(run) != run.run_id:
+            if outcome.status == "completed" and shared and outcome.facts.arithmetic != ONE_BATCH:
                 # Priced like its replays, bit for bit, whichever of them comes first in a continued study.
                 outcome = replace(replay([run], dataset, machine, [Trace.of(outcome)])[0], eval_s=outcome.eval_s)
             yield run, _timed_without_jitter(run, outcome, dataset, machine), first[1]
@@ -183,15 +193,21 @@ class Simulation:
         self.group = Group(tuple(range(run.workers)))
         self.stores: list[VirtualStore] = []
         self.state: ServerState | None = None
+        self.arithmetic: str | None = None  # of the gradients, once they are computed
+        self._pool: Batched | None = None
         self.scheduler = Scheduler(seed=run.seed, ties=run.virtual.ties)
         self._deadline = began + run.time_limit_s
         self._per_node = machine.cluster.node.workers_per_node
 
     def play(self) -> tuple[Outcome, Weights]:
         """Compute the run."""
+        choice = choose(self.run, self.dataset, self.plan)
+        if choice.batched:
+            self._pool = Batched(self._replica(0), self.run.workers)
+        self.arithmetic = "batched" if choice.batched else "per_replica"
         replicas = [self._replica(rank) for rank in range(self.run.workers)]
         self.costs.gradients = gradients(replicas[0].model, self.table.release_at(self.plan.batch_size))
-        self.scheduler.stochastic = _draws_random_numbers(replicas[0])
+        self.scheduler.stochastic = not choice.batched and draws_random_numbers(replicas[0])
         reports = self.scheduler.run({replica.rank: self._training(replica) for replica in replicas})
         began = time.perf_counter()
         verdicts = self.scheduler.run({replica.rank: self._evaluation(replica) for replica in replicas})
@@ -200,6 +216,18 @@ class Simulation:
         final = verdicts[0].final
         weights = {"initial": replicas[0].initial, "final": final} if final is not None else {}
         return self._outcome(self.run, reports, found, eval_s, replicas[0].parameters.numel()), weights
+
+    def play_or_train_one(self) -> tuple[Outcome, Weights]:
+        """Compute a run whose arithmetic is shared: where replicas stay equal, on one of them, priced by schedule."""
+        averages = self.strategy.arithmetic(self.run.workers) == mean_of_gradients(self.run.workers)
+        one_batch = averages and self.run.workers > 1 and choose(self.run, self.dataset, self.plan).one_batch
+        if not one_batch:
+            return self.play()
+        found = train_one_for_all(self.run, self.dataset, self.plan, self._watch_time)
+        self.arithmetic = ONE_BATCH
+        trace = Trace(found.losses, found.evaluated, arithmetic=ONE_BATCH)
+        (outcome,) = self.priced(self.record(), [trace])
+        return replace(outcome, eval_s=found.eval_s), dict(found.weights)
 
     def record(self) -> list[Schedule]:
         """Return the schedules of all workers."""
@@ -222,7 +250,9 @@ class Simulation:
         outcomes = []
         for run, trace, priced in zip(self.runs, traces, price(schedules, self.charges), strict=True):
             reports = {schedule.rank: trace.report(schedule, priced) for schedule in schedules}
-            outcomes.append(self._outcome(run, reports, trace.evaluations(priced), 0.0, parameters))
+            outcome = self._outcome(run, reports, trace.evaluations(priced), 0.0, parameters)
+            outcome.add_facts(arithmetic=trace.arithmetic)
+            outcomes.append(outcome)
         return outcomes
 
     def model(self) -> tuple[Outcome, Weights]:
@@ -274,6 +304,7 @@ class Simulation:
             reference_step_s=self.machine.reference_s,
             others_load=max(loads, default=None),
             calibration=self._calibration(),
+            arithmetic=self.arithmetic,
             **served,
         )
 
@@ -318,7 +349,14 @@ class Simulation:
         clock = self._clock(rank)
         comm = VirtualCommunicator(self.scheduler, self.group, rank, clock, self.costs)
         hosts = HostedState(self, comm)
-        return Replica(self.run, self.dataset, self.plan, comm, clock, None, hosts.shared, hosts.server, self._per_node)
+        kind, memory = (Replica, None) if self._pool is None else (BatchedReplica, self._pool.memory(rank))
+        replica = kind(
+            *(self.run, self.dataset, self.plan, comm, clock, None, hosts.shared, hosts.server, self._per_node, memory)
+        )
+        if isinstance(replica, BatchedReplica):
+            assert self._pool is not None
+            replica.pool, replica.scheduler = self._pool, self.scheduler
+        return replica
 
 
 class ModelledWorker(RecordingWorker):
@@ -346,16 +384,3 @@ class ModelledWorker(RecordingWorker):
 
 def _worker_seed(run: Run, rank: int) -> int:
     return (run.seed * 1_000_003 + rank + 1) % (1 << 63)
-
-
-def _draws_random_numbers(replica: Replica) -> bool:
-    """Return True if a step of the model consumes random numbers (dropout): every worker needs its own generator."""
-    before = torch.get_rng_state()
-    try:
-        for batch in replica.batches(0):
-            replica.gradient(batch)
-            break
-        return not torch.equal(before, torch.get_rng_state())
-    finally:
-        torch.set_rng_state(before)
-        replica.reset()

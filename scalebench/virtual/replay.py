@@ -19,6 +19,7 @@ class Trace:
     losses: list[list[float | None]]
     evaluated: list[Evaluation]  # the moments are those of the computed run
     workers_per_node: int | None = None  # where they were computed; None for the same as now
+    arithmetic: str | None = None  # that computed the gradients
     sent: tuple[int, float] | None = None  # synchronisations of worker 0 and bytes per worker, if they are known
 
     @classmethod
@@ -26,6 +27,7 @@ class Trace:
         return cls(
             losses=[[epoch.train_loss for epoch in worker.epochs] for worker in outcome.workers],
             evaluated=outcome.evaluations,
+            arithmetic=outcome.facts.arithmetic,
         )
 
     @classmethod

@@ -70,6 +70,12 @@ class Scheduler:
         self.wake(rank, now)
         self._hub.switch()
 
+    def sleep(self, rank: int, until: float) -> None:
+        """Suspend the calling worker, which computes, until that moment; no tie is drawn."""
+        self._events += 1
+        heapq.heappush(self._heap, (until, -1.0, self._events, rank))
+        self._hub.switch()
+
     def block(self, rank: int, what: str) -> None:
         """Suspend the calling worker until another one wakes it; `what` is the reason in a deadlock message."""
         self._waiting[rank] = what

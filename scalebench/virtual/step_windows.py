@@ -128,8 +128,8 @@ class StepWindows(NamedTuple):
         if not by_processor:
             return self.seconds / self.references
         shares = np.median(self.seconds / self.seconds.sum(axis=0), axis=1, keepdims=True)
-        whole: NDArray[np.float64] = self.processor[0] / self.processor[1]
-        return shares / shares.sum() * whole
+        units: NDArray[np.float64] = shares / shares.sum() * (self.processor[0] / self.processor[1])
+        return units
 
 
 class _Window(NamedTuple):

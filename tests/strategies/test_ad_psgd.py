@@ -22,6 +22,7 @@ from scalebench.strategies.ad_psgd import AdPsgd, neighbours_of
 from scalebench.study.spec import Run
 from scalebench.training.replica import Replica
 from scalebench.virtual import engine
+from scalebench.virtual.arithmetic import Choice
 from tests.conftest import setting
 
 QUIET = {"ties": "rank", "jitter": "none"}
@@ -41,6 +42,7 @@ def replicas(monkeypatch, play):
                 super().__init__(*arguments)
                 made.append(self)
 
+        monkeypatch.setattr(engine, "choose", lambda *_: Choice())  # gradients replica by replica
         monkeypatch.setattr(engine, "Replica", Kept)
         monkeypatch.setattr(engine, "evaluate", lambda *arguments: engine.EvaluationResult([], None))
         outcome, _ = play(strategy, workers, **values)

@@ -13,11 +13,13 @@ from scalebench.errors import StudyError
 from scalebench.strategies import registry
 from scalebench.strategies.daso_schedule import Skips, calls_of
 from scalebench.virtual import engine
+from scalebench.virtual.arithmetic import Choice
 from tests.conftest import setting
 from tests.strategies import daso_case
 
 
 def simulate(run, replica_class, x, y, machine, monkeypatch):
+    monkeypatch.setattr(engine, "choose", lambda *_: Choice())  # gradients replica by replica
     monkeypatch.setattr(engine, "Replica", replica_class)
     replica_class.made.clear()
     outcome, weights = engine.simulate(run, daso_case.stand_in(x, y), machine)

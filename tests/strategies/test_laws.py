@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from scalebench.errors import StudyError
 from scalebench.strategies import registry
 from scalebench.virtual import engine
+from scalebench.virtual.arithmetic import Choice
 from tests.conftest import setting
 from tests.strategies import daso_case
 
@@ -43,6 +44,7 @@ def trained(x, y, strategy, machine, monkeypatch, starts=None, samples=None, lr=
 
     if samples is not None:
         Given.samples = property(lambda self: samples[self.rank])
+    monkeypatch.setattr(engine, "choose", lambda *_: Choice())  # gradients replica by replica
     monkeypatch.setattr(engine, "Replica", Given)
     run = daso_case.daso_run(strategy, x, y, lr=lr, **values)
     outcome, weights = engine.simulate(run, daso_case.stand_in(x, y), machine)

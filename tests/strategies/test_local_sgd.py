@@ -12,6 +12,7 @@ from scalebench.errors import StudyError
 from scalebench.strategies import registry
 from scalebench.strategies.base import Synchronisation
 from scalebench.virtual import engine
+from scalebench.virtual.arithmetic import Choice
 from tests.conftest import setting
 from tests.strategies import daso_case
 
@@ -39,6 +40,7 @@ def trained(arrays, machine, monkeypatch):
         made = daso_case.given(x, y)
         if samples is not None:
             made = type("Uneven", (made,), {"samples": property(lambda self: samples[self.rank])})
+        monkeypatch.setattr(engine, "choose", lambda *_: Choice())  # gradients replica by replica
         monkeypatch.setattr(engine, "Replica", made)
         made.made.clear()
         spec = daso_case.daso_run(strategy, x, y, lr=LR, **values)

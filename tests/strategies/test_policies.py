@@ -18,6 +18,7 @@ from scalebench.strategies.description import options_of
 from scalebench.training.loop import evaluate
 from scalebench.training.replica import Replica
 from scalebench.virtual import engine
+from scalebench.virtual.arithmetic import Choice
 
 MODEL = f"{Path(__file__).parent / 'models' / 'normalised.py'}:build"
 POLICIES = ("buffers", "optimizer_state", "weighting", "trailing")
@@ -55,6 +56,7 @@ def replicas(monkeypatch, play):
                 super().__init__(*arguments)
                 made.append(self)
 
+        monkeypatch.setattr(engine, "choose", lambda *_: Choice())  # gradients replica by replica
         monkeypatch.setattr(engine, "Replica", Kept)
         monkeypatch.setattr(engine, "evaluate", lambda *arguments: engine.EvaluationResult([], None))
         play(strategy, workers, **{**UNEVEN, **values})

@@ -31,12 +31,13 @@ def test_replay_equals_a_computed_run(make_run, blobs, machine, workers):
     assert len({alike(run) for run in runs}) == 1
     for run, outcome, weights in simulate_alike(runs, blobs, machine):
         alone, alone_weights = simulate(run, blobs, machine)
-        assert torch.equal(weights["final"], alone_weights["final"])
+        differ = 0 if workers == 1 else 1e-12  # one replica for all sums in another order
+        assert torch.allclose(weights["final"], alone_weights["final"], rtol=0, atol=differ)
         for report, expected in zip(outcome.workers, alone.workers, strict=True):
             report.peak_rss_mib = expected.peak_rss_mib = None
             assert numbers(report) == pytest.approx(numbers(expected), rel=1e-9, abs=1e-15)
         assert [each.metric for each in outcome.evaluations] == [each.metric for each in alone.evaluations]
-        assert outcome.facts == alone.facts
+        assert replace(outcome.facts, arithmetic=None) == replace(alone.facts, arithmetic=None)
         assert outcome.run_id == run.run_id
 
 

@@ -1,0 +1,139 @@
+"""Gradients of virtual workers: batched, of one replica for all, and of each by itself, with equal results."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from scalebench.data.plan import BatchPlan
+from scalebench.strategies import registry
+from scalebench.virtual import arithmetic, engine
+from scalebench.virtual.arithmetic import Choice, choose
+from scalebench.virtual.engine import simulate_alike
+from tests.conftest import some
+
+SUMS = 1e-12  # float64, relative to weights of order 1: sums over samples and workers in another order
+WORKERS = 4
+NEEDS = {"hierarchical_local_sgd": {"groups": {1: 2, 64: 4}}, "torch_hierarchical_local_sgd": {"groups": {1: 2, 64: 4}}}
+SEVERAL = sorted(name for name in registry.names() if registry.create(name, {}, "virtual").requires)
+
+
+@pytest.fixture(autouse=True)
+def _own_cache(tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+
+
+def weights_by(choice, run, dataset, machine, monkeypatch):
+    monkeypatch.setattr(engine, "choose", lambda *_: choice)
+    ((_, outcome, weights),) = simulate_alike([run], dataset, machine)
+    assert outcome.status == "completed", outcome.error
+    return outcome, weights["final"]
+
+
+def losses(outcome):
+    return np.array([[epoch.train_loss for epoch in worker.epochs] for worker in outcome.workers], dtype=float)
+
+
+@pytest.mark.parametrize("name", some(SEVERAL, "epoch_average", "epoch_async", "allreduce", "slowmo", "ssp"))
+def test_batched_gradients_give_the_weights_and_times_of_single_ones(name, make_run, blobs, machine, monkeypatch):
+    values = {"optimizer": {"sgd": {"momentum": 0.9, "weight_decay": 1e-3}}, "virtual": {"jitter": "lognormal"}}
+    run = make_run({name: NEEDS.get(name, {})}, WORKERS, **values)
+    single, expected = weights_by(Choice(), run, blobs, machine, monkeypatch)
+    batched, found = weights_by(Choice(batched=True), run, blobs, machine, monkeypatch)
+    assert (single.facts.arithmetic, batched.facts.arithmetic) == ("per_replica", "batched")
+    assert torch.allclose(found, expected, rtol=0, atol=SUMS)
+    assert losses(batched) == pytest.approx(losses(single), abs=SUMS)
+    assert batched.train_s == pytest.approx(single.train_s, rel=SUMS), "sleeping takes no turn of another worker"
+
+
+@pytest.mark.parametrize("name", ["allreduce", "horovod", "ddp"])
+@pytest.mark.parametrize("workers", [2, 5])
+def test_one_replica_gives_the_weights_of_all_that_average_gradients(
+    name, workers, make_run, blobs, machine, monkeypatch
+):
+    run = make_run(name, workers, evaluate_every=1, lr_policy="linear")
+    single, expected = weights_by(Choice(), run, blobs, machine, monkeypatch)
+    one, found = weights_by(Choice(one_batch=True), run, blobs, machine, monkeypatch)
+    assert one.facts.arithmetic == "one_batch"
+    assert torch.allclose(found, expected, rtol=0, atol=SUMS)
+    assert losses(one) == pytest.approx(losses(single), abs=SUMS)
+    assert one.train_s == single.train_s
+    assert [made.metric for made in one.evaluations] == [made.metric for made in single.evaluations]
+    assert [made.elapsed_s for made in one.evaluations] == [made.elapsed_s for made in single.evaluations]
+
+
+@pytest.mark.parametrize("optimizer", ["sgd", {"sgd": {"momentum": 0.5, "nesterov": True}}, "adam"])
+def test_batched_steps_are_those_of_the_optimizer(optimizer, make_run, blobs, machine, monkeypatch):
+    run = make_run("local_sgd", WORKERS, optimizer=optimizer, lr_policy="cosine", lr=0.01)
+    _, expected = weights_by(Choice(), run, blobs, machine, monkeypatch)
+    _, found = weights_by(Choice(batched=True), run, blobs, machine, monkeypatch)
+    assert torch.allclose(found, expected, rtol=0, atol=SUMS)
+
+
+def hooked():
+    net = nn.Linear(2, 3)
+    net.register_forward_hook(lambda module, inputs, made: made)
+    return net
+
+
+class Coupled(nn.Linear):
+    """Its output of a sample depends on the others of the batch, without any buffer."""
+
+    def forward(self, x):
+        made = super().forward(x)
+        return made - made.mean(dim=0)
+
+
+class Branching(nn.Linear):
+    """Its program depends on values, which has no batched form."""
+
+    def forward(self, x):
+        made = super().forward(x)
+        return made if bool(made.sum() > 0) else 2 * made
+
+
+@pytest.mark.parametrize(
+    ("build", "one_batch", "reason"),
+    [
+        (lambda: nn.Sequential(nn.Linear(2, 3), nn.BatchNorm1d(3)), False, "buffers"),
+        (lambda: nn.Sequential(nn.Linear(2, 3), nn.Dropout(0.5)), False, "random numbers"),
+        (hooked, False, "hooks"),
+        (lambda: Coupled(2, 3), False, ""),
+        (lambda: Branching(2, 3), False, "data-dependent"),
+    ],
+    ids=["buffers", "dropout", "hooks", "coupled", "branching"],
+)
+def test_models_without_a_batched_form_keep_single_gradients(build, one_batch, reason, make_run, blobs, monkeypatch):
+    def built(*_, **__):
+        torch.manual_seed(0)
+        return build().double()
+
+    monkeypatch.setattr("scalebench.training.replica.build_model", built)
+    monkeypatch.setattr(arithmetic, "_FASTER", 1e9)
+    run = make_run("local_sgd", WORKERS)
+    choice = choose(run, blobs, BatchPlan.of(run, WORKERS, 0, blobs))
+    assert choice.one_batch is one_batch
+    assert reason in choice.reason
+    assert choice.batched is (not reason)
+
+
+def test_choice_is_measured_once_for_a_model_and_batch(make_run, blobs, monkeypatch, tmp_path):
+    run = make_run("local_sgd", WORKERS)
+    plan = BatchPlan.of(run, WORKERS, 0, blobs)
+    monkeypatch.setattr(arithmetic, "_FASTER", 0.0)
+    slow = choose(run, blobs, plan)
+    assert not slow.batched
+    assert slow.one_batch
+    assert "of the time of single ones" in slow.reason
+    monkeypatch.setattr(arithmetic, "_FASTER", 1e9)
+    assert choose(run, blobs, plan) == slow
+    (kept,) = tmp_path.rglob("arithmetic/*.json")
+    kept.write_text("damaged")
+    assert choose(run, blobs, plan).batched, "measured again"
+    assert not choose(make_run("local_sgd", 1), blobs, plan).batched
+    other = dataclasses.replace(blobs, x_train=blobs.x_train[:, :1], x_test=blobs.x_test[:, :1])
+    assert choose(run, other, BatchPlan.of(run, WORKERS, 0, other)).batched, "another input shape is another model"
