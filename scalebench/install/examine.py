@@ -22,6 +22,7 @@ from scalebench.formatting import counted
 from scalebench.launch.engine_costs import measure_between_nodes
 from scalebench.launch.hosts import reachable
 from scalebench.records import machine
+from scalebench.system.memory import memory_mib, usable_memory_mib
 
 RING = {"OMPI_MCA_coll_tuned_use_dynamic_rules": "1", "OMPI_MCA_coll_tuned_allreduce_algorithm": "4"}
 _SECONDS = 60  # to import Horovod
@@ -62,7 +63,7 @@ def _cores() -> MachinePart:
 
 
 def _memory() -> MachinePart:
-    here, usable = machine.memory_mib(), machine.usable_memory_mib()
+    here, usable = memory_mib(), usable_memory_mib()
     bound = f", limited to {usable / 1024:.1f} GiB" if usable < here else ""
     return MachinePart("memory", True, f"{here / 1024:.1f} GiB{bound}")
 

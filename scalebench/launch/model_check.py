@@ -13,9 +13,9 @@ from scalebench.launch.planning import StudyPlan
 from scalebench.launch.sweep import strategy_warnings
 from scalebench.launch.traffic import schedules_of
 from scalebench.models.registry import build_model
-from scalebench.records.machine import usable_memory_mib
 from scalebench.strategies import registry
 from scalebench.study.spec import Run, Study
+from scalebench.system.memory import usable_memory_mib
 from scalebench.training.initial_weights import load_weights
 
 _WARM_UP, _WARM_UP_S = (2, 20), 0.5  # steps, at least and at most, and seconds; large models take the fewest

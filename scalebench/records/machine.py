@@ -55,23 +55,6 @@ def cpu(root: Path = _ROOT, pid: int = 0) -> dict[str, Any]:
     }
 
 
-def memory_mib() -> int:
-    """Physical memory."""
-    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // 2**20
-
-
-def memory_limit_mib(root: Path = _ROOT) -> int | None:
-    """Return the memory limit of the container or batch job; None without a limit."""
-    limit = text_of(root / "sys/fs/cgroup/memory.max").strip()
-    return int(limit) // 2**20 if limit.isdigit() else None
-
-
-def usable_memory_mib() -> int:
-    """Return the smaller of physical memory and memory limit."""
-    limit = memory_limit_mib()
-    return memory_mib() if limit is None else min(memory_mib(), limit)
-
-
 def gpus() -> list[dict[str, str]] | None:
     """Return name, driver and memory of each GPU, from nvidia-smi."""
     table = output_of("nvidia-smi", "--query-gpu=name,driver_version,memory.total", "--format=csv,noheader")

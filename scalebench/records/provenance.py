@@ -18,6 +18,7 @@ from typing import Any
 
 from scalebench.records import builds, machine
 from scalebench.records.credentials import MASK, SHORTEST_WORD, SWITCHES, is_private, is_secret, mask, mask_assigned
+from scalebench.system.memory import memory_mib
 
 # Variables that change timings: threads, communication libraries, allocators.
 TIMING = (
@@ -72,7 +73,7 @@ def describe_node(environment: Mapping[str, str] = os.environ, pid: int = 0) -> 
         "host_hash": host_hash(),
         "platform": f"{platform.system()} {platform.release()} {platform.machine()}",
         "cpu": machine.cpu(pid=pid),
-        "memory_mib": machine.memory_mib(),
+        "memory_mib": memory_mib(),
         "gpus": machine.gpus(),
         "network": machine.network(),
     }
