@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import hashlib
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
@@ -12,15 +13,17 @@ from numpy.typing import NDArray
 
 from scalebench.data.dataset import Task
 from scalebench.errors import DataError
+from scalebench.formatting import counted
 from scalebench.registry import Choice, Registry
 
 Allocate = Callable[[str, tuple[int, ...], Any], NDArray[Any]]
 _ROWS_AT_ONCE = 4096
+_SHOWN = 8  # classes in a note
 
 
 @dataclass(frozen=True)
 class Arrays:
-    """Arrays of a data set. Shapes and dtypes are those of `Dataset`."""
+    """Arrays of a data set, and notes on its files for the user. Shapes and dtypes are those of `Dataset`."""
 
     task: Task
     outputs: int
@@ -28,6 +31,7 @@ class Arrays:
     y_train: NDArray[Any]
     x_test: NDArray[Any]
     y_test: NDArray[Any]
+    notes: tuple[str, ...] = ()
 
 
 class DatasetBuilder(Choice):
@@ -50,6 +54,42 @@ class DatasetBuilder(Choice):
 
 
 DATASETS: Registry[DatasetBuilder] = Registry("data set", DataError, "scalebench.data.sets", "scalebench.datasets")
+
+
+def notes_on(arrays: Arrays) -> list[str]:
+    """Return notes on classes without samples, and on test samples that are training samples too, with their counts."""
+    notes = []
+    if arrays.task == "classification":
+        notes += _empty_classes(arrays.y_train, arrays.y_test, arrays.outputs)
+    known = set(_digests(arrays.x_train, arrays.y_train))
+    if repeated := sum(digest in known for digest in _digests(arrays.x_test, arrays.y_test)):
+        notes.append(
+            f"{repeated} of {counted(len(arrays.x_test), 'test sample')} {'is a' if repeated == 1 else 'are'} training "
+            f"sample{'s' * (repeated > 1)} too, with the same features and target: their metric shows memory"
+        )
+    return notes
+
+
+def _empty_classes(y_train: NDArray[Any], y_test: NDArray[Any], outputs: int) -> list[str]:
+    """Return a note on the classes that no training sample has, if any; `check` refuses labels that are no class."""
+    in_training, in_test = (set(np.unique(y).tolist()) for y in (y_train, y_test))
+    if empty := sorted(set(range(outputs)) - in_training):
+        shown = ", ".join(map(str, empty[:_SHOWN])) + ", ..." * (len(empty) > _SHOWN)
+        tested = len(in_test & set(empty))
+        return [
+            f"{len(empty)} of {outputs} classes ({shown}) {'has' if len(empty) == 1 else 'have'} no training sample"
+            + f", and {tested} of these {'has' if tested == 1 else 'have'} test samples" * bool(tested)
+            + ": outputs that are never trained; number the classes 0, 1, ... without gaps"
+        ]
+    return []
+
+
+def _digests(x: NDArray[Any], y: NDArray[Any]) -> Iterator[bytes]:
+    """Yield a digest of each sample with its target."""
+    for features, target in zip(x, y, strict=False):  # `check` refuses other lengths
+        digest = hashlib.blake2b(np.ascontiguousarray(features).data, digest_size=16)
+        digest.update(np.ascontiguousarray(target).data)
+        yield digest.digest()
 
 
 def check(name: str, arrays: Arrays) -> None:

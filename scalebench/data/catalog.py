@@ -138,6 +138,7 @@ def _build(builder: DatasetBuilder, make: Callable[[Allocate], Arrays], folder: 
         "task": arrays.task,
         "outputs": arrays.outputs,
         "sha256": digest.hexdigest(),
+        "notes": arrays.notes,
         "arrays": shapes_of(named),
     }
     (folder / META).write_text(json.dumps(meta, indent=1) + "\n")

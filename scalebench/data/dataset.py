@@ -14,7 +14,7 @@ from scalebench.errors import DataError
 
 Task = Literal["classification", "regression"]
 ARRAY_NAMES = ("x_train", "y_train", "x_test", "y_test")
-FORMAT_VERSION = 1
+FORMAT_VERSION = 2  # 2: notes
 META = "meta.json"
 
 
@@ -23,7 +23,8 @@ class Dataset:
     """Training and held-out samples.
 
     `x_*` are float32 (N, ...); `y_*` are int64 (N,) class numbers or float32 (N, outputs) values. `outputs` is the
-    number of classes or of regression columns. `sha256` covers the contents of all four arrays.
+    number of classes or of regression columns. `sha256` covers the contents of all four arrays. `notes` are facts of
+    the input files that a user should know.
     """
 
     name: str
@@ -35,6 +36,7 @@ class Dataset:
     y_test: NDArray[Any]
     sha256: str = ""
     folder: Path | None = None
+    notes: tuple[str, ...] = ()
 
     @property
     def input_shape(self) -> tuple[int, ...]:
@@ -74,7 +76,15 @@ def open_dataset(folder: Path) -> Dataset:
         arrays = {name: np.load(folder / f"{name}.npy", mmap_mode="r", allow_pickle=False) for name in ARRAY_NAMES}
         if (meta["format"], meta["arrays"]) != (FORMAT_VERSION, shapes_of(arrays)):
             raise ValueError(f"its format or arrays are not those of {META}")
-        return Dataset(meta["name"], meta["task"], meta["outputs"], **arrays, sha256=meta["sha256"], folder=folder)
+        return Dataset(
+            meta["name"],
+            meta["task"],
+            meta["outputs"],
+            **arrays,
+            sha256=meta["sha256"],
+            folder=folder,
+            notes=tuple(meta["notes"]),
+        )
     except (OSError, ValueError, EOFError, KeyError, TypeError) as error:
         raise DataError(f"{folder}: not a whole cached data set ({error}); delete it to rebuild it") from None
 

@@ -8,6 +8,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from scalebench.errors import DataError
+from scalebench.system import bounded_read
+from scalebench.system.bounded_read import MIB
+from scalebench.system.memory import usable_memory_mib
+
+_MOST_BYTES = 1024 * MIB  # of a file of MNIST or CIFAR, the largest of which has 180 MB
 
 
 @dataclass(frozen=True)
@@ -75,7 +80,21 @@ def read_bytes(path: Path) -> bytes:
     try:
         if path.suffix == ".gz":
             with gzip.open(path) as file:
-                return file.read()
-        return path.read_bytes()
+                content = file.read(_MOST_BYTES + 1)
+        else:
+            content = bounded_read.read_bytes(path, _MOST_BYTES)
     except (OSError, EOFError, zlib.error) as error:
         raise DataError(f"{path}: cannot be read ({error}); it is corrupt or cut short: get it again") from None
+    if len(content) > _MOST_BYTES:
+        raise DataError(f"{path}: larger than {_MOST_BYTES / MIB:,.0f} MiB when unpacked: get it again")
+    return content
+
+
+def require_fits(path: Path, nbytes: int) -> None:
+    """Raise DataError if reading `path`, which takes about `nbytes` of memory, takes more than this machine has."""
+    has = usable_memory_mib() * MIB
+    if nbytes > has:
+        raise DataError(
+            f"{path}: reading it takes about {nbytes / 2**30:,.1f} GiB of memory, this machine has "
+            f"{has / 2**30:,.1f} GiB; give fewer samples"
+        )

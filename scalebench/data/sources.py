@@ -10,6 +10,7 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from scalebench.data.files import require_fits
 from scalebench.errors import DataError
 
 
@@ -27,6 +28,7 @@ def read_npz(path: Path) -> dict[str, NDArray[Any]]:
     """Return all arrays of an .npz file by name, without pickled objects. Raises DataError if it cannot be read."""
     try:
         with path.open("rb") as file, np.load(file, allow_pickle=False) as archive:
+            require_fits(path, sum(entry.file_size for entry in archive.zip.infolist()))
             return {name: archive[name] for name in archive.files}
     except (OSError, ValueError, EOFError, AttributeError, zipfile.BadZipFile, zlib.error) as error:
         raise DataError(f"{path}: not a readable .npz archive ({_cause(error)})") from None

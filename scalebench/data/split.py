@@ -60,7 +60,7 @@ def validation_split(dataset: Dataset, copies: int, share: float, seed: int, all
     labels = np.asarray(dataset.y_train[:samples]) if dataset.task == "classification" else None
     kept, held = hold_out(samples, share, seed, labels)
     rows = {"train": np.concatenate([kept + copy * samples for copy in range(copies)]), "test": held}
-    arrays = {
+    arrays: dict[str, Any] = {
         f"{name}_{part}": _taken(allocate, f"{name}_{part}", getattr(dataset, f"{name}_train"), rows[part])
         for part in rows
         for name in ("x", "y")

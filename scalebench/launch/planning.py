@@ -228,6 +228,8 @@ def prepare_study(study: Study, runs: list[Run]) -> Preparation:
     for workers in sorted({run.workers for run in runs}):
         made.add(study, workers, prepare(study, workers), study.seed, f"at {counted(workers, 'worker')}")
         made.notes += [f"{counted(workers, 'worker')}: {note}" for note in made.plans[workers].notes]
+    of_data = dict.fromkeys(note for dataset in made.datasets.values() for note in dataset.notes)
+    made.notes += [f"data set {study.dataset.name}: {note}" for note in of_data]
     made.notes += _few_steps(study, made) + _long_steps(study)
     return made
 

@@ -49,7 +49,7 @@ class _Cifar(DatasetBuilder):
             listed = ", ".join(f"{name} {length}" for name, length in lengths.items())
             raise DataError(f"data set {self.name}: training files of unequal length ({listed}); one is cut short")
         train = (np.concatenate([pixels for pixels, _ in parts[:-1]]), np.concatenate([y for _, y in parts[:-1]]))
-        arrays = {}
+        arrays: dict[str, Any] = {}
         for part, (pixels, labels) in (("train", train), ("test", parts[-1])):
             x = arrays[f"x_{part}"] = allocate(f"x_{part}", (len(pixels), 3, 32, 32), np.float32)
             np.divide(pixels.reshape(x.shape), np.float32(255), out=x)

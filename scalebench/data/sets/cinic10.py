@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -50,7 +51,7 @@ class Cinic10(DatasetBuilder):
         classes = sorted({path.parent.name for path in files if path.parent.parent.name == "train"})
         side = self.resize
         first = _read_image(files[0], side)
-        arrays = {}
+        arrays: dict[str, Any] = {}
         for part, is_in_part in (("train", False), ("test", True)):
             own = [path for path in files if (path.parent.parent.name == "test") is is_in_part]
             x = arrays[f"x_{part}"] = allocate(f"x_{part}", (len(own), *first.shape), np.float32)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -9,19 +10,22 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import Field, NonNegativeInt
 
-from scalebench.data.builder import DATASETS, Allocate, Arrays, DatasetBuilder
+from scalebench.data.builder import DATASETS, Allocate, Arrays, DatasetBuilder, notes_on
 from scalebench.data.dataset import ARRAY_NAMES, Task
 from scalebench.data.files import only_file
 from scalebench.data.sources import read_npz
 from scalebench.data.split import hold_out
 from scalebench.errors import DataError
 
+_AS_REGRESSION = "if they are values to be predicted, give the option task: regression"
+
 
 @DATASETS.add
 class Npz(DatasetBuilder):
     """Arrays x_train, y_train, x_test, y_test; or x and y, of which a seeded part is held out.
 
-    Integers in y are class numbers 0, 1, ..., other numbers are regression targets, unless `task` is set. No scaling.
+    Whole numbers (N,) in y, of any dtype, are class numbers 0, 1, ..., other numbers are regression targets, unless
+    `task` is set. No scaling.
     """
 
     name = "npz"
@@ -40,23 +44,73 @@ class Npz(DatasetBuilder):
         found = read_npz(path)
         if set(ARRAY_NAMES) <= set(found):
             x_train, y_train, x_test, y_test = (found[name] for name in ARRAY_NAMES)
-            task = self._task_of(y_train)
+            task = self._task_of(path, [y_train, y_test])
         elif {"x", "y"} <= set(found):
             x, y = found["x"], found["y"]
             if x.ndim < 1 or y.ndim < 1 or len(x) != len(y):
                 raise DataError(f"{path}: x {x.shape} and y {y.shape}; expected as many targets as samples")
-            task = self._task_of(y)
+            task = self._task_of(path, [y])
             labels = y if task == "classification" and y.ndim == 1 else None
             train, test = hold_out(len(x), self.test_fraction, self.seed, labels)
             x_train, y_train, x_test, y_test = x[train], y[train], x[test], y[test]
         else:
             listed = ", ".join(found) or "nothing"
             raise DataError(f"{path}: holds {listed}; expected x_train, y_train, x_test and y_test, or x and y")
+        notes = self._on_dtypes(path, task, x_train, y_train)
         outputs, y_train, y_test = _targets(path, task, y_train, y_test)
-        return Arrays(task, outputs, _features(path, x_train), y_train, _features(path, x_test), y_test)
+        made = Arrays(task, outputs, _features(path, x_train), y_train, _features(path, x_test), y_test)
+        return replace(made, notes=(*notes, *notes_on(made)))
 
-    def _task_of(self, y: NDArray[Any]) -> Task:
-        return self.task or ("classification" if y.dtype.kind in "iub" else "regression")
+    def _task_of(self, path: Path, parts: list[NDArray[Any]]) -> Task:
+        """Return the stated task, or the one that the targets mean.
+
+        Raises:
+            DataError: one-hot targets, or class numbers in a column, which are neither (N,) nor stated to be values.
+        """
+        if self.task is not None:
+            return self.task
+        if not all(_are_whole(y) for y in parts):
+            return "regression"
+        shape = parts[0].shape
+        if all(_are_one_hot(y) for y in parts):
+            raise DataError(
+                f"{path}: targets are one-hot {shape}; expected class numbers (N,): save y.argmax(axis=1), or "
+                f"{_AS_REGRESSION}"
+            )
+        if len(shape) == 2 and shape[1] == 1:
+            raise DataError(
+                f"{path}: targets are whole numbers {shape}; expected class numbers (N,): save y[:, 0], or "
+                f"{_AS_REGRESSION}"
+            )
+        is_float = any(y.dtype.kind == "f" for y in parts)
+        return "regression" if is_float and len(shape) > 1 else "classification"
+
+    def _on_dtypes(self, path: Path, task: Task, x: NDArray[Any], y: NDArray[Any]) -> list[str]:
+        notes = []
+        if self.task is None and task == "classification" and y.dtype.kind == "f":
+            notes.append(
+                f"{path.name}: targets are whole numbers in {y.dtype}, taken as {len(np.unique(y))} classes; "
+                f"{_AS_REGRESSION}"
+            )
+        if x.dtype == np.uint8 and x.max(initial=0) > 1:
+            notes.append(
+                f"{path.name}: features are uint8 up to {x.max()}, taken as they are; divide by 255 for values to 1"
+            )
+        return notes
+
+
+def _are_whole(y: NDArray[Any]) -> bool:
+    """Return True for integers, in any dtype of numbers."""
+    if y.dtype.kind in "iub":
+        return True
+    return y.dtype.kind == "f" and bool(np.isfinite(y).all() and (y == np.floor(y)).all())
+
+
+def _are_one_hot(y: NDArray[Any]) -> bool:
+    """Return True for rows of zeros with a single 1, of two columns or more."""
+    if y.ndim != 2 or y.shape[1] < 2:
+        return False
+    return bool(((y == 0) | (y == 1)).all() and (y.sum(axis=1) == 1).all())
 
 
 def _features(path: Path, x: NDArray[Any]) -> NDArray[Any]:
@@ -71,7 +125,8 @@ def _targets(
     path: Path, task: Task, y_train: NDArray[Any], y_test: NDArray[Any]
 ) -> tuple[int, NDArray[Any], NDArray[Any]]:
     for y in (y_train, y_test):
-        if y.dtype.kind not in ("iub" if task == "classification" else "iubf") or y.ndim not in (1, 2):
+        suits = _are_whole(y) if task == "classification" else y.dtype.kind in "iubf"
+        if not suits or y.ndim not in (1, 2):
             expected = "whole class numbers (N,)" if task == "classification" else "numbers (N,) or (N, columns)"
             raise DataError(f"{path}: targets are {y.dtype} {y.shape}; {task} expects {expected}")
     if task == "classification":

@@ -57,7 +57,7 @@ class Synthetic(DatasetBuilder):
         is_regression = self.kind == "regression"
         outputs = self.outputs if is_regression else self.classes
         teacher = _Teacher(self.seed, self._seen, outputs)
-        arrays = {}
+        arrays: dict[str, Any] = {}
         for part, rows, stream in (("train", self.n_train, _TRAIN), ("test", self.n_test, _TEST)):
             x = arrays[f"x_{part}"] = allocate(f"x_{part}", (rows, *self._input_shape), np.float32)
             y_shape, y_dtype = ((rows, outputs), np.float32) if is_regression else ((rows,), np.int64)

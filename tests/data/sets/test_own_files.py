@@ -126,12 +126,23 @@ GOOD = ["1,2,0", "3,4,1", "5,6,0", "7,8,1"]
         (["a,b,y", *GOOD[:3], "7,1"], {}, "line 5: 2 cells, expected 3"),
         (["a,b,y", *GOOD], {"target": "z"}, r"no column 'z' for the target; known: a, b, y"),
         (["a,b,y", *GOOD], {"target": 3}, "no column 3 .* columns 0 to 2"),
-        (["a,b,y", *GOOD[:3], "7,8,"], {}, "sample 3 .* has no target"),
-        (["a,b,y", *GOOD[:3], "7,nan,1"], {}, "NaN or infinity"),
+        (["a,b,y", *GOOD[:3], "7,8,"], {}, "line 5, y: '' is no target"),
+        (["a,b,y", *GOOD[:3], "7,nan,1"], {}, "line 5, b: 'nan' is not a number"),
+        (["a,b,y", *GOOD[:3], "7,1e39,1"], {}, "line 5, b: '1e39' is not a number"),
+        (["a,b,y", *GOOD[:3], "7,8,NA"], {}, "line 5, y: 'NA' is no target"),
+        (["a,b,y", '1,"2\n",0', *GOOD[:2], "7,x,1"], {}, "line 6, b: 'x'"),
+        (GOOD, {}, r"line 1: numbers only, so no header; give the option header: false \(--set dataset.header=false"),
+        (["a,b,a,y", "1,2,3,0", "1,2,3,1"], {}, r"line 1: 'a' names the columns 0 and 2"),
+        (["a;b;y", "1,5;2;0", "1;2;1"], {}, r"line 1: one column; .* give the option delimiter: ';'"),
+        (["a\tb\ty", "1\t2\t0", "1\t2\t1"], {}, r'one column; .* give the option delimiter: "\\t"'),
+        (["a;b;y", "1,5;2;0", "1;2;1"], {"delimiter": ";"}, r"line 2, a: '1,5' .* give the option decimal: ','"),
+        (["a,b,y", *GOOD], {"decimal": ","}, "decimal and delimiter are both ','"),
+        (["a,b,y,", *(f"{line}," for line in GOOD)], {}, "column 3, the target, has no name"),
+        (["a,b,y", "1,2,1", "1,2,1.0", "1,2,u", "1,2,u"], {}, "line 3, y: the label '1.0' is '1' in other rows"),
         (["a,b,y", GOOD[0]], {}, "at least two samples"),
         (["a", "1", "2"], {}, "one column"),
         (["a,b,y", "1,2,0", "3,4,1", "5,6,2", "7,8,3"], {}, "4 classes in 4 samples; .*task: regression"),
-        (["a,b,y", *GOOD[:3], '7,"8,1'], {}, "not a readable CSV"),
+        (["a,b,y", *GOOD[:3], '7,"8,1'], {}, "line 5: not readable as CSV"),
         (["a,b,y", "1,2,u", "3,4,v", "5,6,u"], {"task": "regression"}, "'u' is not a number"),
     ],
 )
@@ -140,6 +151,95 @@ def test_invalid_csv_is_refused(tmp_path, lines, options, message):
     with pytest.raises(DataError, match=message) as caught:
         load(tmp_path, "csv", **options)
     assert "\n" not in str(caught.value)
+
+
+def test_equal_numbers_are_one_class(tmp_path):
+    write_csv(tmp_path, ["a,y", *(f"{row},{('0', '1', '0.0', '1e0')[row % 4]}" for row in range(16))])
+    dataset = load(tmp_path, "csv", standardise=False)
+    assert dataset.outputs == 2
+    assert np.array_equal(dataset.y_train, dataset.x_train[:, 0] % 2)
+
+
+def test_unnamed_columns_are_no_features(tmp_path):
+    for name in ("", "Unnamed: 0"):
+        write_csv(tmp_path, [f"{name},a,y", *(f"{row},{row % 3},{row % 2}" for row in range(12))])
+        dataset = load(tmp_path, "csv")
+        assert dataset.input_shape == (1,)
+        assert dataset.notes[0].startswith("table.csv: column 0 (counted from 0) has no name, as pandas writes")
+    write_csv(tmp_path, ["id,a,y", *(f"{row},{row % 3},{row % 2}" for row in range(12))])
+    assert load(tmp_path, "csv").input_shape == (2,)
+
+
+def test_numbered_columns_are_a_header_unless_it_is_said(tmp_path):
+    write_csv(tmp_path, ["0,1", *(f"{row / 2},{row % 2}" for row in range(9))])
+    found = [load(tmp_path, "csv", **options) for options in ({}, {"header": True}, {"header": False})]
+    assert [dataset.n_train + dataset.n_test for dataset in found] == [9, 9, 10]
+
+
+def test_decimal_commas(tmp_path):
+    write_csv(tmp_path, ["a;y", *(f"{row},5;{row},25" for row in range(8))])
+    dataset = load(tmp_path, "csv", delimiter=";", decimal=",", standardise=False)
+    assert dataset.task == "regression"
+    assert np.array_equal(dataset.x_train, dataset.y_train + 0.25)
+
+
+def test_whole_numbers_in_floats_are_classes(tmp_path):
+    x, y = np.arange(24.0).reshape(12, 2), np.arange(12) % 3
+    np.savez(tmp_path / "mine.npz", x=x, y=y.astype(np.float64))
+    dataset = load(tmp_path, "npz")
+    assert (dataset.task, dataset.outputs) == ("classification", 3)
+    assert dataset.notes == (
+        "mine.npz: targets are whole numbers in float64, taken as 3 classes; if they are values to be predicted, give "
+        "the option task: regression",
+    )
+    assert load(tmp_path, "npz", task="regression").task == "regression"
+    assert not load(tmp_path, "npz", task="regression").notes
+    np.savez(tmp_path / "mine.npz", x=x, y=y + 0.5)
+    assert load(tmp_path, "npz").task == "regression"
+
+
+def test_empty_classes_and_test_samples_of_the_training_part_are_noted(tmp_path):
+    x, y = np.arange(16.0).reshape(8, 2), np.array([0, 1, 0, 1, 0, 1, 5, 5])
+    np.savez(tmp_path / "mine.npz", x_train=x, y_train=y, x_test=np.where(x[4:] == 14, 0.5, x[4:]), y_test=[0, 1, 5, 3])
+    assert load(tmp_path, "npz").notes == (
+        "3 of 6 classes (2, 3, 4) have no training sample, and 1 of these has test samples: outputs that are never "
+        "trained; number the classes 0, 1, ... without gaps",
+        "3 of 4 test samples are training samples too, with the same features and target: their metric shows memory",
+    )
+
+
+def test_raw_bytes_of_images_are_noted(tmp_path):
+    x = np.full((10, 4, 4), 159, dtype=np.uint8) - np.arange(10, dtype=np.uint8)[:, None, None]
+    x[:, 0] = 159
+    np.savez(tmp_path / "mine.npz", x=x, y=np.arange(10) % 2)
+    (note,) = load(tmp_path, "npz").notes
+    assert "features are uint8 up to 159, taken as they are; divide by 255" in note
+
+
+@pytest.mark.parametrize("dtype", [np.int64, np.float32, bool])
+def test_one_hot_targets_are_refused_unless_they_are_values(tmp_path, dtype):
+    np.savez(tmp_path / "mine.npz", x=np.arange(24.0).reshape(12, 2), y=np.eye(3)[np.arange(12) % 3].astype(dtype))
+    with pytest.raises(DataError, match=r"one-hot \(12, 3\); .*save y.argmax\(axis=1\), or .* task: regression"):
+        load(tmp_path, "npz")
+    assert load(tmp_path, "npz", task="regression").outputs == 3
+
+
+def test_a_column_of_class_numbers_is_refused_unless_they_are_values(tmp_path):
+    np.savez(tmp_path / "mine.npz", x=np.arange(24.0).reshape(12, 2), y=(np.arange(12) % 3)[:, None])
+    with pytest.raises(DataError, match=r"whole numbers \(12, 1\); .*save y\[:, 0\], or .* task: regression"):
+        load(tmp_path, "npz")
+    assert load(tmp_path, "npz", task="regression").outputs == 1
+
+
+def test_data_larger_than_memory_are_refused_before_they_are_read(tmp_path, monkeypatch):
+    monkeypatch.setattr("scalebench.data.files.usable_memory_mib", lambda: 1)
+    np.savez_compressed(tmp_path / "mine.npz", x=np.zeros((100_000, 2)), y=np.zeros(100_000))
+    with pytest.raises(DataError, match=r"mine\.npz: reading it takes about 0\.0 GiB of memory"):
+        load(tmp_path, "npz")
+    with (tmp_path / "huge.csv").open("wb") as file:
+        file.truncate(1 << 40)
+    with pytest.raises(DataError, match=r"huge\.csv: reading it takes about 12,288\.0 GiB of memory"):
+        load(tmp_path, "csv")
 
 
 def test_binary_csv_is_refused(tmp_path):
