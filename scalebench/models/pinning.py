@@ -8,6 +8,7 @@ do not cover modules imported by the code.
 from __future__ import annotations
 
 import hashlib
+import stat
 from functools import lru_cache
 from pathlib import Path
 from typing import TypeVar
@@ -72,6 +73,8 @@ def checksum(path: Path) -> str:
     """
     try:
         state = path.stat()
+        if not stat.S_ISREG(state.st_mode):
+            raise ModelError(f"cannot read {path}: it is a folder, device or pipe; expected a file")
         return _checksum(path.absolute(), state.st_size, state.st_mtime_ns, state.st_ctime_ns, state.st_ino)
     except OSError as error:
         raise ModelError(f"cannot read {path}: {error.strerror}") from None

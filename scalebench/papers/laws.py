@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import io
 import math
 from functools import lru_cache
 from pathlib import Path
@@ -26,6 +27,7 @@ from scalebench.pricing.prediction import Predictor, Workload
 from scalebench.pricing.what_if import Axis, Plane, what_if
 from scalebench.study.spec import Component
 from scalebench.study.validation import StrictModel, explain, read_mapping
+from scalebench.system.bounded_read import read_bytes
 from scalebench.validation.errors import with_errors
 from scalebench.validation.measurements import read_published
 from scalebench.validation.prediction import predict_published
@@ -126,7 +128,7 @@ def without_run(folder: Path, study: str, quantity: str, workers: int | None) ->
 
 @lru_cache
 def _law(entries: Path) -> tuple[EpochsLaw, int]:
-    rows = pd.read_csv(entries, dtype={"round": str})
+    rows = pd.read_csv(io.BytesIO(read_bytes(entries)), dtype={"round": str})
     early = rows[rows["round"] <= _FITTED_UP_TO]
     return fit_epochs(early["batch_global"], early["epochs"]), len(early)
 

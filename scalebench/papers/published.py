@@ -11,6 +11,7 @@ from pydantic import ConfigDict, Field, ValidationError, field_validator
 
 from scalebench.errors import ResultsError
 from scalebench.study.validation import StrictModel, explain
+from scalebench.system.bounded_read import read_text
 
 NEVER = "never"
 _Text = Annotated[str, Field(min_length=1)]
@@ -48,7 +49,7 @@ def read_published(path: Path) -> list[Published]:
         ResultsError: unreadable, other columns, a value that is no number, or a row without a source.
     """
     try:
-        rows = list(csv.DictReader(path.read_text(encoding="utf-8").splitlines()))
+        rows = list(csv.DictReader(read_text(path).splitlines()))
     except (OSError, UnicodeDecodeError) as error:
         raise ResultsError(f"cannot read {path}: {getattr(error, 'strerror', None) or 'not text in UTF-8'}") from None
     found = []

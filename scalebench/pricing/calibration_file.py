@@ -15,6 +15,7 @@ from scalebench.pricing.step_times import StepTable
 from scalebench.study.spec import Component
 from scalebench.study.validation import explain
 from scalebench.system.atomic_write import write_atomic
+from scalebench.system.bounded_read import read_text
 
 
 class Measurement(BaseModel):
@@ -142,7 +143,7 @@ def read_calibration(path: Path) -> Calibration:
             or out of range.
     """
     try:
-        return Calibration.model_validate_json(path.read_text())
+        return Calibration.model_validate_json(read_text(path))
     except OSError as error:
         raise ClusterError(f"calibration: cannot read {path}: {error.strerror}") from None
     except UnicodeDecodeError:

@@ -23,6 +23,7 @@ from scalebench.errors import ClusterError
 from scalebench.models.layers import LayerTable
 from scalebench.pricing.calibration_file import save_text
 from scalebench.pricing.devices import LayerTimes, Roofline, TimeModel
+from scalebench.system.bounded_read import read_text
 
 Array = NDArray[np.float64]
 PASSES = ("forward", "backward")
@@ -119,7 +120,7 @@ def _listed(value: Any) -> Any:
 def load_kernel_model(path: Path) -> KernelModel:
     """Read what `KernelModel.save` wrote. Raises ClusterError for any other file."""
     try:
-        read = json.loads(path.read_text())
+        read = json.loads(read_text(path))
         nets = {}
         for name, own in read["nets"].items():
             arrays = {key: np.array(own[key], dtype=np.float64) for key in ("mean", "spread", "hull")}

@@ -13,6 +13,7 @@ from scalebench.errors import ResultsError
 from scalebench.records.limits import expected_instead
 from scalebench.records.schema import RunRow, columns, kinds
 from scalebench.records.table import bad_cell, check_header, check_version, from_line
+from scalebench.system.bounded_read import LARGE, read_bytes
 
 _FIRST = ("schema_version", "study", "run_id", "config_hash", "attempt", "status")
 _NUMBERS = tuple(name for name, kind in kinds(RunRow).items() if kind != "text")
@@ -38,7 +39,7 @@ class Attempts:
     def __init__(self, path: Path) -> None:
         self.path = path
         try:
-            lines = path.read_bytes().split(b"\n")[:-1]
+            lines = read_bytes(path, LARGE).split(b"\n")[:-1]
         except (FileNotFoundError, NotADirectoryError):
             raise ResultsError(
                 f"{path.parent} holds no runs.csv; expected a study's folder, as results/<study>"

@@ -17,6 +17,7 @@ from scalebench.records.folder import PLANNED, RUNS
 from scalebench.records.table import to_text
 from scalebench.study.tuning import RESULTS_OF_A_TRIAL
 from scalebench.system.atomic_write import write_atomic
+from scalebench.system.bounded_read import read_text
 
 _PLANNED = ("run_id", "config_hash", "group")
 _NEWEST = 2000  # attempts from which the pace is estimated
@@ -95,7 +96,7 @@ def begun_in(folder: Path) -> Path | None:
     from scalebench.study.load import from_home  # slow to import and not needed by `status`
 
     try:
-        recorded = json.loads((folder / PLANNED).read_text(encoding="utf-8"))["begun_in"]
+        recorded = json.loads(read_text(folder / PLANNED))["begun_in"]
         place = (folder.resolve() / from_home(recorded)).resolve()
         return place if place.is_dir() else None
     except (OSError, ValueError, TypeError, KeyError, RecursionError):
@@ -153,7 +154,7 @@ def _planned(folder: Path) -> tuple[list[tuple[str, str, str]] | None, int]:
     """Return (run_id, config_hash, group) of each planned run, None without a plan, and the number of runs to come."""
     path = folder / PLANNED
     try:
-        content = json.loads(path.read_text(encoding="utf-8"))
+        content = json.loads(read_text(path))
         columns = [content.get(name, []) for name in _PLANNED]
         if any(not set(map(type, column)) <= {str} for column in columns):
             raise ValueError("expected texts")

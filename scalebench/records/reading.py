@@ -27,6 +27,7 @@ from scalebench.records.limits import (
 )
 from scalebench.records.schema import RunRow, columns, kinds
 from scalebench.records.table import bad_cell, check_header, check_version, from_line, to_text
+from scalebench.system.bounded_read import LARGE, read_bytes
 
 TEXT = pd.StringDtype("python", na_value=np.nan)  # faster than pyarrow's on tables of this size
 _DTYPES: dict[str, Any] = {"integer": "Int64", "number": "float64", "flag": "boolean", "text": TEXT}
@@ -40,7 +41,7 @@ def read_table(path: Path, row_type: type[BaseModel]) -> pd.DataFrame:
             by file, line and column).
     """
     with reading(path):
-        data = path.read_bytes()
+        data = read_bytes(path, LARGE)
     data = data[: data.rfind(b"\n") + 1]
     header = from_line(data[: data.find(b"\n") + 1])
     if not header:

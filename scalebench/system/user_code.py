@@ -14,6 +14,8 @@ from scalebench.errors import OWN_MODULE, StudyError, UsageError, nearest, place
 
 STRATEGY_FORM = "file.py:Class, for example my_strategy.py:LazyAverage"
 
+_MOST_BYTES = 10_000_000
+
 
 def strategy_file(name: str) -> Path | None:
     """Return the file of a user's strategy, None for any other name. Raises StudyError as `own_file` does."""
@@ -33,6 +35,8 @@ def own_file(kind: str, name: str, form: str, error: type[UsageError]) -> Path:
     file = Path(path).expanduser()
     if not file.is_file():
         raise error(f"{kind} {name!r}: no file {file.absolute()}; give the path of a Python file before the colon")
+    if file.stat().st_size > _MOST_BYTES:
+        raise error(f"{kind} {name!r}: {file} is larger than {_MOST_BYTES:,} bytes; expected a Python file")
     return file
 
 

@@ -10,6 +10,9 @@ from torch import Tensor
 
 from scalebench.errors import ModelError, ResultsError
 
+_MOST_BYTES_EACH = 16  # of a number: 8, or 16 of a complex one, which is refused by its dtype
+_HEADER = 10_000  # most bytes before the numbers of an array
+
 
 def save_weights(folder: Path, run_id: str, initial: Tensor, final: Tensor) -> Path:
     """Write the vectors (n,) of one run atomically.
@@ -37,6 +40,11 @@ def load_weights(path: Path, parameters: int) -> Tensor:
     try:
         with np.load(path, allow_pickle=False) as archive:
             name = next((key for key in ("final", "initial") if key in archive), archive.files[0])
+            nbytes = archive.zip.getinfo(f"{name}.npy").file_size
+            if nbytes > _MOST_BYTES_EACH * parameters + _HEADER:
+                raise ModelError(
+                    f"init_weights: {name} of {path} has {nbytes:,} bytes; the model has {parameters:,} parameters"
+                )
             vector = np.array(archive[name], dtype=np.float64).reshape(-1)
     except (OSError, ValueError, IndexError, EOFError, AttributeError) as error:
         reason = getattr(error, "strerror", None) or "no .npz file of numbers; --save-weights writes such files"

@@ -13,6 +13,7 @@ from typing import Any
 
 from scalebench.errors import ResultsError
 from scalebench.study.spec import Run
+from scalebench.system.bounded_read import LARGE, read_text
 from scalebench.training.outcome import Lap, Outcome
 
 HOROVOD_TIMELINE = "HOROVOD_TIMELINE"  # the environment variable
@@ -96,7 +97,7 @@ def read_horovod(path: Path, began_unix_s: float | None = None) -> list[Lane]:
         ResultsError: the file cannot be read or is not a timeline.
     """
     try:
-        text = path.read_text(encoding="utf-8").rstrip().rstrip(",")
+        text = read_text(path, LARGE).rstrip().rstrip(",")
         events = json.loads(f"{text}]" if text.startswith("[") and not text.endswith("]") else text)
         if not isinstance(events, list) or not events:
             raise ValueError("it holds no list of events")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import math
 import re
 from collections.abc import Sequence
@@ -16,6 +17,7 @@ from scalebench.cluster.spec import Cluster, Link, Links, Node, Reduction, Share
 from scalebench.errors import ResultsError
 from scalebench.models.layer_files import layer_table_names, load_layers
 from scalebench.models.layers import LayerTable
+from scalebench.system.bounded_read import read_bytes
 
 COLUMNS = (
     *("series", "split", "source", "system", "devices_per_node", "nodes", "workers", "intra_node", "inter_node"),
@@ -70,7 +72,7 @@ def read_published(path: Path) -> tuple[pd.DataFrame, list[str]]:
 def read_csv(path: Path) -> pd.DataFrame:
     """Read a CSV of published measurements, or raise ResultsError."""
     try:
-        return pd.read_csv(path)
+        return pd.read_csv(io.BytesIO(read_bytes(path)))
     except (OSError, UnicodeDecodeError, pd.errors.ParserError, pd.errors.EmptyDataError) as error:
         reason = getattr(error, "strerror", None) or " ".join(str(error).split())
         raise ResultsError(f"{path}: not a readable CSV of published measurements: {reason}") from None
