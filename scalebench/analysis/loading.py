@@ -77,8 +77,8 @@ def load(folder: Path | str) -> Results:
     """Read the study in `folder`.
 
     Only the latest attempt at a run counts, and the last of several rows of one attempt. Of several configurations
-    (another learning rate, another model) that of the last row counts, of several runs of one repetition of a cell the
-    last. Notes give the number of runs left out.
+    (another learning rate, another model, other data) that of the last row counts, of several runs of one repetition of
+    a cell the last. Notes give the number of runs left out.
 
     Raises:
         ResultsError: no records there, another schema version, or a damaged cell (named by file, line and column).
@@ -157,15 +157,18 @@ def _one_configuration(runs: pd.DataFrame) -> tuple[pd.DataFrame, list[str]]:
     identities = [(column, runs[column], one) for column in conditions(runs)]
     identities += [("strategy_sha256", runs["strategy_sha256"].str[:_OF_A_CHECKSUM], runs["strategy"])]
     identities += [("cluster", clusters_of(runs), runs["execution"])]
+    # Under weak scaling the data grow with the workers; a run that failed early has no checksum.
+    grown = runs["workers"].where(runs["scaling"] == "weak", 0)
+    identities += [("dataset_sha256", runs["dataset_sha256"].dropna().str[:_OF_A_CHECKSUM], grown)]
     for name, values, group in identities:
-        texts = values.loc[runs.index].map(str)
-        latest = texts.groupby(group.loc[runs.index]).transform("last")
+        texts = values[values.index.isin(runs.index)].map(str)
+        latest = texts.groupby(group.loc[texts.index]).transform("last")
         if (other := texts != latest).any():
             notes.append(
                 f"left out {counted(other.sum(), 'run')} with {name} = {', '.join(sorted(texts[other].unique()))}: the "
                 f"latest runs have {', '.join(latest[other].unique())}; give each configuration a study name of its own"
             )
-            runs = runs[~other]
+            runs = runs.drop(texts.index[other])
     return runs, notes
 
 

@@ -74,11 +74,14 @@ def compare(
             raise click.UsageError("name a second folder, or two strategies of the first (--strategy NAME, twice)")
         if ignore:
             raise click.UsageError("--ignore overrides a difference of two studies; strategies of one have none")
-        found = compare_strategies(load(completed_study(a)), *strategies, **limits)
+        studies = [load(completed_study(a))]
+        found = compare_strategies(studies[0], *strategies, **limits)
     else:
-        found = compare_studies(
-            *(load(completed_study(x)) for x in (a, b)), strategies=strategies, ignore=ignore, **limits
-        )
+        studies = [load(completed_study(x)) for x in (a, b)]
+        found = compare_studies(studies[0], studies[1], strategies=strategies, ignore=ignore, **limits)
+    for study in studies:
+        for note in study.notes:
+            click.echo(f"{study.folder}: {note}", err=True)
     if as_json:
         click.echo(json.dumps(comparison_facts(found), indent=2, allow_nan=False))
     else:

@@ -10,8 +10,10 @@ from scalebench.comm.engines import cores
 from scalebench.formatting import counted
 
 if TYPE_CHECKING:
-    from scalebench.launch.planning import StudyPlan
+    from scalebench.launch.study_run import Standing
+    from scalebench.study.spec import Run
 
+_Point = tuple[str, int, str, str, bool]
 _COLUMNS = (
     TableColumn("strategy", shared=True),
     TableColumn("workers"),
@@ -23,18 +25,15 @@ _COLUMNS = (
 )
 
 
-def show_plan(plan: StudyPlan, jobs: int | None) -> None:
+def show_plan(standing: Standing, jobs: int | None) -> None:
     """Print the plan; the estimate, for `jobs` virtual runs at a time, takes about a second."""
-    from scalebench.launch.model_check import estimate
-
+    plan = standing.plan
     study = plan.study
-    expected = estimate(plan, jobs or cores())
     rate = "a tuned lr" if study.tune and "lr" in study.tune.over else f"lr {study.lr:g}"
     lines = [
         f"model {study.model} in {study.dtype}, data {study.dataset}, {counted(study.epochs, 'epoch')}, "
         f"{study.optimizer} at {rate} ({study.lr_policy}), virtual runs on {plan.cluster.name}",
-        f"{expected}, from a step of {expected.step_s * 1e3:.3f} ms measured here; communication, start-up and "
-        "calibration come on top",
+        _expected(standing, jobs or cores()),
     ]
     if study.tune:
         spaces = ", ".join(f"{key} {values}" for key, values in study.tune.over.items())
@@ -46,24 +45,45 @@ def show_plan(plan: StudyPlan, jobs: int | None) -> None:
     if study.until:
         width = 100 * study.until.ci_width
         lines.append(f"each point is repeated until the interval of its time is {width:.3g} % of it wide")
-    print_results(_table(plan), *lines, *(f"note: {note}" for note in plan.notes))
+    print_results(_table(standing), *lines, *(f"note: {note}" for note in plan.notes))
 
 
-def _table(plan: StudyPlan) -> TerminalTable:
-    from scalebench.launch.planning import is_oversubscribed
+def _expected(standing: Standing, jobs: int) -> str:
+    from scalebench.launch.model_check import estimate
 
+    if not standing.left:
+        return "all of it is done: the same command without --dry-run prints the answer"
+    expected = estimate(standing.plan, standing.left, standing.most_to_come, jobs)
+    return (
+        f"{expected}, from a step of {expected.step_s * 1e3:.3f} ms measured here; communication, start-up and "
+        "calibration come on top"
+    )
+
+
+def _table(standing: Standing) -> TerminalTable:
+    plan = standing.plan
     runs, until = plan.sweep.runs, plan.study.until
     place = {str(strategy): number for number, strategy in enumerate(plan.study.strategies)}
-    points = Counter(
-        (str(run.strategy), run.workers, is_oversubscribed(run), run.execution, run.engine)
-        for run in sorted(runs, key=lambda run: (run.execution, place[str(run.strategy)], run.workers))
-    )
+    points = Counter[_Point]()
+    for run in sorted(runs, key=lambda run: (run.execution, place[str(run.strategy)], run.workers)):
+        points[_point_of(run)] += 1
+    made = [run for run in standing.done if run.trial is None]
+    done = Counter(map(_point_of, made))
     rows = []
-    for (strategy, workers, oversubscribed, execution, engine), count in points.items():
+    for point, count in points.items():
+        strategy, workers, execution, engine, oversubscribed = point
         shards = plan.prepared.plans[workers]
         repetitions = f"{count} to {until.at_most}" if until else str(count)
+        repetitions += f" ({done[point]} done)" * bool(done[point])
         mark = " (oversubscribed)" * oversubscribed
         values = (strategy, f"{workers}{mark}", execution, engine, repetitions, shards.steps(0), shards.batch_size)
         rows.append([str(value) for value in values])
     most = f" at least, {len(runs) + len(plan.sweep.further)} at most" if until else ""
-    return TerminalTable(f"{plan.study.name}: {counted(len(runs), 'run')}{most}", _COLUMNS, rows)
+    there = f", {len(made)} done" * bool(made)
+    return TerminalTable(f"{plan.study.name}: {counted(len(runs), 'run')}{most}{there}", _COLUMNS, rows)
+
+
+def _point_of(run: Run) -> _Point:
+    from scalebench.launch.planning import is_oversubscribed
+
+    return str(run.strategy), run.workers, run.execution, run.engine, is_oversubscribed(run)

@@ -82,12 +82,11 @@ def run(
     plan = plan_study(wanted)
     if dry_run:
         from scalebench.cli.dry_run import show_plan
-        from scalebench.launch.machine import check_calibration
         from scalebench.launch.model_check import look_at_model
+        from scalebench.launch.study_run import standing
 
-        check_calibration(plan)
         plan.prepared.notes += look_at_model(plan)
-        show_plan(plan, jobs)
+        show_plan(standing(plan, output / plan.study.name), jobs)
         return 0
     return run_plan(plan, output, jobs=jobs, fail_fast=fail_fast, against=against, full=full)
 

@@ -46,6 +46,7 @@ def status(results: Path | None, as_json: bool) -> None:
             "most_to_come": progress.most_to_come,
             "left_s": progress.left_s,
             "doubled": progress.repeated,
+            "other_data": progress.other_data,
             "writer": asdict(owner) if owner else None,
         }
         click.echo(json.dumps(facts, indent=2))
@@ -61,6 +62,11 @@ def status(results: Path | None, as_json: bool) -> None:
         click.echo(f"{failure.status}: {failure.run_id}: {failure.error}")
     if len(progress.failures) > _SHOWN:
         click.echo(f"... and {len(progress.failures) - _SHOWN} more, in {folder / 'runs.csv'}")
+    if progress.other_data:
+        click.echo(
+            f"{counted(progress.other_data, 'row')} of other data than the latest (dataset_sha256): in no table or "
+            "figure; give each data set a study name of its own"
+        )
     if owner:
         click.echo(f"running: {owner}")
     elif left:

@@ -53,6 +53,8 @@ def table(results: Path | None, style: str, columns: str, output: Path | None, *
     from scalebench.export.tabulation import tabulate
 
     study = load(completed_study(results))
+    for note in study.notes:
+        click.echo(note, err=True)
     selection = selection_of(selected)
     selection.require(study)
     shown = selection.of(cells(study))

@@ -9,7 +9,7 @@ import tempfile
 from collections.abc import Callable
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -22,9 +22,11 @@ from scalebench.errors import DataError
 from scalebench.study.spec import Training
 from scalebench.system.atomic_write import cache_folder
 
-__all__ = ["Dataset", "open_dataset", "prepare", "prepare_validation"]
+__all__ = ["Dataset", "open_dataset", "prepare", "prepare_validation", "with_checksum"]
 
 _HASH_BYTES = 1 << 24
+_SHOWN = 12  # digits of a checksum
+Pinned = TypeVar("Pinned", bound=Training)
 
 
 def prepare(training: Training, workers: int, cache_dir: Path | None = None) -> Path:
@@ -58,6 +60,25 @@ def prepare_validation(
         return validation_split(whole, builder.copies, share, seed, allocate)
 
     return _cached(builder, f"{_key(builder, files)}-validation-{share:g}-{seed}", split, cache_dir)
+
+
+def with_checksum(training: Pinned) -> Pinned:
+    """Return `training` with the SHA-256 of its data if they are read from files; of weak scaling, of one worker's.
+
+    Raises:
+        DataError: as `prepare`, or the data have another checksum than stated.
+    """
+    files = _builder(training, 1).files(training.data_dir)
+    if not files:
+        return training.model_copy(update={"dataset_sha256": None})
+    digest, stated = open_dataset(prepare(training, 1)).sha256, training.dataset_sha256
+    if stated not in (None, digest):
+        more = f" and {len(files) - 1} more" if len(files) > 1 else ""
+        raise DataError(
+            f"data set {training.dataset.name}: {files[0]}{more} changed since the study began, or is read otherwise "
+            f"(sha256 {str(stated)[:_SHOWN]}, now {digest[:_SHOWN]}); put it back, or begin anew with --new"
+        )
+    return training.model_copy(update={"dataset_sha256": digest})
 
 
 def _builder(training: Training, workers: int) -> DatasetBuilder:

@@ -64,19 +64,37 @@ def machine_for(
     if plan.cluster.compute != "this-machine":  # another machine's engines were not measured: its network is charged
         return Machine(plan.cluster, EngineCosts(), [_stated(plan, runs)])
     kept = read_calibration(path) if path.exists() else None
+    if charged:
+        _require_kept(study, folder, given, kept)
     if given is not None:
-        if charged and kept is not None and kept != given:
-            raise ResultsError(
-                f"{study.calibration} has changed since it charged the virtual runs in {folder}; "
-                f"put it back, or give them new times with: scalebench recalibrate {folder}"
-            )
         return machine_of(_keep_given(plan, given, runs, path, note), plan, runs)
-    if charged and kept is None:
+    return machine_of(_complete(plan, runs, path, kept, charged=charged, note=note), plan, runs)
+
+
+def check_kept_calibration(plan: StudyPlan, folder: Path) -> None:
+    """Check that what charged the virtual runs in `folder` is there, unchanged.
+
+    Raises:
+        ClusterError: as `given_calibration`.
+        ResultsError: it is lost or has changed.
+    """
+    path = folder / CALIBRATION
+    if plan.cluster.compute == "this-machine":
+        kept = read_calibration(path) if path.exists() else None
+        _require_kept(plan.study, folder, given_calibration(plan), kept)
+
+
+def _require_kept(study: Study, folder: Path, given: Calibration | None, kept: Calibration | None) -> None:
+    if given is not None and kept is not None and kept != given:
+        raise ResultsError(
+            f"{study.calibration} has changed since it charged the virtual runs in {folder}; "
+            f"put it back, or give them new times with: scalebench recalibrate {folder}"
+        )
+    if given is None and kept is None:
         raise ResultsError(
             f"{folder} holds virtual runs but not {CALIBRATION}, which they were charged by; "
             f"put it back, or give them new times with: scalebench recalibrate {folder}"
         )
-    return machine_of(_complete(plan, runs, path, kept, charged=charged, note=note), plan, runs)
 
 
 def given_calibration(plan: StudyPlan) -> Calibration | None:

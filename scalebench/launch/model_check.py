@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from scalebench.comm import engines
@@ -127,18 +127,19 @@ def _hours(hours: float) -> str:
     return f"{hours:.3f}" if hours < 10 else f"{hours:,.0f}"
 
 
-def estimate(plan: StudyPlan, jobs: int) -> ComputeEstimate:
-    """Estimate the time of all runs, `jobs` virtual ones at a time, from one local step measured now."""
+def estimate(plan: StudyPlan, left: Sequence[Run], most_to_come: int, jobs: int) -> ComputeEstimate:
+    """Estimate the time of the runs and trials that are `left`, `jobs` virtual ones at a time.
+
+    It follows from one local step measured now. Of `most_to_come` runs each takes as long as those on average.
+    """
     step_s = measured_step(plan)
-    native = sum(run_steps(plan, run) * step_s for run in plan.sweep.runs if run.execution == "native")
+    native = sum(run_steps(plan, run) * step_s for run in left if run.execution == "native")
     paced_step = plan.study.device_step_time or step_s
-    native += sum(run_steps(plan, run) * paced_step for run in plan.sweep.runs if run.execution == "paced")
-    trained = [run for run in (*plan.sweep.runs, *plan.trials) if run.execution != "modelled"]
+    native += sum(run_steps(plan, run) * paced_step for run in left if run.execution == "paced")
+    trained = [run for run in left if run.execution != "modelled"]
     virtual = sum(run_steps(plan, run) * run.workers * step_s for run in trained if run.execution == "virtual")
     busy = sum(run_steps(plan, run) * run.workers * step_s for run in trained)
-    return ComputeEstimate(
-        step_s, native + virtual / jobs, busy / 3600, 1 + len(plan.sweep.further) / len(plan.sweep.runs)
-    )
+    return ComputeEstimate(step_s, native + virtual / jobs, busy / 3600, 1 + most_to_come / max(1, len(left)))
 
 
 def run_steps(plan: StudyPlan, run: Run) -> int:

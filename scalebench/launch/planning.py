@@ -11,7 +11,7 @@ from scalebench.cluster.load import load_cluster
 from scalebench.cluster.network import allreduce_name
 from scalebench.cluster.spec import Cluster
 from scalebench.comm import engines, slurm
-from scalebench.data.catalog import prepare, prepare_validation
+from scalebench.data.catalog import prepare, prepare_validation, with_checksum
 from scalebench.data.dataset import Dataset, open_dataset
 from scalebench.data.plan import BatchPlan
 from scalebench.errors import DataError, StudyError
@@ -117,6 +117,7 @@ def plan_study(study: Study, *, timed: bool = True) -> StudyPlan:
     sweep = expand(there, cluster, timed=timed)
     _slow_nodes_exist(study.virtual.slow_links, cluster, sweep.runs)
     prepared = prepare_study(there, sweep.runs)
+    study = with_checksum(study)
     steps = {workers: plan.steps(0) for workers, plan in prepared.plans.items()}
     warnings = strategy_warnings(there, sweep.runs, cluster, steps=steps)
     prepared.notes += [warning for warning in warnings if warning not in sweep.notes]

@@ -10,7 +10,7 @@ import shutil
 import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -19,7 +19,7 @@ from scalebench.analysis.loading import read_trials
 from scalebench.cluster.engine_costs import EngineCosts
 from scalebench.comm import engines
 from scalebench.formatting import seconds
-from scalebench.launch.machine import check_calibration, machine_for
+from scalebench.launch.machine import check_calibration, check_kept_calibration, machine_for
 from scalebench.launch.model_check import look_at_model
 from scalebench.launch.mpirun import Launcher
 from scalebench.launch.planning import StudyPlan, is_oversubscribed
@@ -29,13 +29,16 @@ from scalebench.launch.traffic import TrafficCheck
 from scalebench.launch.tuning import with_chosen
 from scalebench.pricing.charges import carrier
 from scalebench.pricing.machine import Machine
-from scalebench.records.lock import folder_lock
+from scalebench.records.attempts import Attempts
+from scalebench.records.folder import RUNS, require_writable
+from scalebench.records.lock import FILE, LockedError, folder_lock, owner_of
 from scalebench.records.progress import Planned, group_of, keep_planned
 from scalebench.records.provenance import collect, redact
 from scalebench.records.rows import rows_of
 from scalebench.records.store import Store
-from scalebench.records.study_file import keep_study
+from scalebench.records.study_file import keep_study, require_same
 from scalebench.study.spec import Run
+from scalebench.study.tuning import RESULTS_OF_A_TRIAL
 from scalebench.system.background_load import BackgroundLoad, disturbed
 from scalebench.system.interruption import AbandonedError, Interruption
 from scalebench.system.parent_watch import start_forkserver
@@ -87,6 +90,43 @@ def run_study(
             study_run.tally.interrupted = interruption.signum
             study_run.tally.remaining = len(study_run.left())
             return study_run.tally
+
+
+@dataclass(frozen=True)
+class Standing:
+    """The runs and trials of a study that are left, those that are done, and how many may follow."""
+
+    plan: StudyPlan
+    left: list[Run]
+    done: list[Run]
+    most_to_come: int
+
+
+def standing(plan: StudyPlan, folder: Path) -> Standing:
+    """Return what `run_study` would make of `plan` in `folder`, which is only read.
+
+    Raises:
+        ClusterError, ResultsError: `run_study` would refuse it: another study of this name, damaged or incompatible
+            records, a calibration that is lost or has changed, a folder that cannot be written or is being written.
+    """
+    check_calibration(plan)
+    require_writable(folder)
+    if owner := owner_of(folder):
+        raise LockedError(folder / FILE, owner)
+    require_same(folder, plan.study)
+    attempts = Attempts(folder / RUNS) if (folder / RUNS).exists() else None
+    completed = attempts.seconds({"completed"}) if attempts else {}
+    tried = attempts.seconds(RESULTS_OF_A_TRIAL) if attempts else {}
+    if any(is_simulated(run_id) for run_id, _ in tried):
+        check_kept_calibration(plan, folder)
+    trials = StoppingRule.of_sweep(Sweep(plan.trials), None, tried)
+    if plan.trials and not trials.left():
+        plan = with_chosen(plan, read_trials(folder))
+    rule = StoppingRule.of_sweep(plan.sweep, plan.study.until, completed)
+    left = [*trials.left(), *rule.left()]
+    ids = {run.run_id for run in left}
+    done = [run for run in (*trials.planned(), *rule.planned()) if run.run_id not in ids]
+    return Standing(plan, left, done, rule.most_to_come())
 
 
 class StudyRun:

@@ -31,6 +31,7 @@ _NOT_HASHED = {
     "time_limit_s",
     "save_weights",
     "data_dir",
+    "dataset_sha256",  # a study does not go on with other data
     "trace",
     "warmup",
     "also_without_jitter",

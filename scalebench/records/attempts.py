@@ -88,6 +88,25 @@ class Attempts:
         """Return the place of the row that counts for each run_id."""
         return latest_places(self.run_id, self.attempt)
 
+    def other_data(self, digest: str) -> list[str]:
+        """Return the checksum of the data of each run that has another one than `digest`; trials have their own."""
+        # Few lines lack the digest, and only these are parsed.
+        rows = [self.row(place) for place, line in enumerate(self._lines) if digest.encode() not in line]
+        return [row["dataset_sha256"] for row in rows if row["dataset_sha256"] and not row["trial"]]
+
+    def seconds(self, statuses: Collection[str]) -> dict[tuple[str, str], float | None]:
+        """Return train_s of each run with one of these statuses, by run_id and config_hash.
+
+        Raises:
+            ResultsError: a damaged row.
+        """
+        found: dict[tuple[str, str], float | None] = {}
+        for place, status in enumerate(self.status):
+            if status in statuses:
+                train_s = self.row(place, checked=("train_s",))["train_s"]
+                found[self.run_id[place], self.config_hash[place]] = float(train_s) if train_s else None
+        return found
+
     def repeated(self) -> int:
         """Return the number of rows that repeat an attempt; only its last row counts."""
         return len(self) - len(set(zip(self.run_id, self.attempt, strict=True)))

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import errno
 import json
+import os
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from scalebench.errors import ResultsError
+from scalebench.errors import ResultsError, writing
 from scalebench.system.atomic_write import write_atomic
 
 RUNS, EPOCHS = "runs.csv", "epochs.csv"
@@ -36,6 +38,16 @@ def study_in(folder: Path) -> Path:
     if any((folder / name).exists() for name in (RUNS, STUDY)) or not any(folder.glob(f"*/{RUNS}")):
         return folder
     return newest_study(folder)
+
+
+def require_writable(folder: Path) -> None:
+    """Raise ResultsError if `folder` cannot be written, or made where it is missing."""
+    there = next(place for place in (folder, *folder.absolute().parents) if place.exists())
+    with writing(folder):
+        if not there.is_dir():
+            raise NotADirectoryError(errno.ENOTDIR, f"{there} is not a folder")
+        if not os.access(there, os.W_OK | os.X_OK):
+            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
 
 
 _MOST_BYTES = 10_000

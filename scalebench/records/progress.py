@@ -59,6 +59,7 @@ class Progress:
     seconds_per_run: dict[str, float]
     most_to_come: int = 0  # further runs until the stopping rule ends the study, upper bound
     repeated: int = 0  # rows that repeat an attempt; the last one counts
+    other_data: int = 0  # rows of runs on other data than the last one's, which are in no table or figure
 
     @property
     def left_s(self) -> float | None:
@@ -146,8 +147,17 @@ def progress_of(folder: Path) -> Progress:
         remaining=remaining,
         most_to_come=most_to_come,
         repeated=attempts.repeated(),
+        other_data=_on_other_data(attempts, newest),
         seconds_per_run=_paces(newest),
     )
+
+
+def _on_other_data(attempts: Attempts, newest: Iterable[dict[str, str]]) -> int:
+    """Return how many runs were trained on other data than the last one; under weak scaling data grow with workers."""
+    known = [row for row in newest if row["dataset_sha256"] and not row["trial"]]
+    if not known or known[-1]["scaling"] == "weak":
+        return 0
+    return len(attempts.other_data(known[-1]["dataset_sha256"]))
 
 
 def _planned(folder: Path) -> tuple[list[tuple[str, str, str]] | None, int]:

@@ -6,9 +6,12 @@ from itertools import count
 from pathlib import Path
 from typing import Any
 
+from scalebench.data.catalog import with_checksum
 from scalebench.errors import ResultsError, writing
+from scalebench.formatting import counted
 from scalebench.models.pinning import PINS, STRATEGIES, pinned
-from scalebench.records.folder import STUDY
+from scalebench.records.attempts import Attempts
+from scalebench.records.folder import RUNS, STUDY
 from scalebench.study.load import dump_study, load_study
 from scalebench.study.spec import Study
 from scalebench.system.atomic_write import write_atomic
@@ -18,7 +21,9 @@ _MAY_CHANGE = {
     *("description", "workers", "strategies", "repetitions", "until", "time_limit_s", "save_weights"),
     *("calibration_budget_s", "require_quiet", "native_budget_s"),
 }
+_DATA = "dataset_sha256"
 _SHOWN = 4  # differing keys in a message
+_DIGITS = 12  # of a checksum in a message
 _LONGEST = 76  # characters of a name before a number is appended
 
 
@@ -28,6 +33,12 @@ def keep_study(folder: Path, study: Study) -> None:
     Raises:
         ResultsError: `folder` holds another study of this name, or cannot be written.
     """
+    require_same(folder, study)
+    replace_study(folder, study)
+
+
+def require_same(folder: Path, study: Study) -> None:
+    """Raise ResultsError with the names of the changed keys if `folder` holds another study of this name."""
     changed = changes(folder, study)
     if changed:
         more = f"; and {len(changed) - _SHOWN} more" if len(changed) > _SHOWN else ""
@@ -35,7 +46,6 @@ def keep_study(folder: Path, study: Study) -> None:
             f"{folder} holds another study of this name ({'; '.join(changed[:_SHOWN])}{more}); "
             "use --new, --name or --output for the new one, or delete the old one"
         )
-    replace_study(folder, study)
 
 
 def replace_study(folder: Path, study: Study) -> None:
@@ -45,32 +55,47 @@ def replace_study(folder: Path, study: Study) -> None:
 
 
 def changes(folder: Path, study: Study) -> list[str]:
-    """Differences of `study` from the one in `folder`, as "key was a, is b"; empty without study.yaml."""
+    """Differences of `study` from the one in `folder`, as "key was a, is b"; empty without study.yaml.
+
+    A study.yaml without the checksum of the data, as earlier versions wrote it, is one of the data in the rows.
+    """
     path = folder / STUDY
     if not path.exists():
         return []
+    if study.dataset_sha256 is not None and study.scaling == "strong" and (folder / RUNS).is_file():
+        data = Attempts(folder / RUNS).other_data(study.dataset_sha256)
+    else:
+        data = []
     before, now = load_study(path, {}, []).model_dump(mode="json"), study.model_dump(mode="json")
     own = [values.pop(STRATEGIES) for values in (before, now)]
     contents = [{f"{STRATEGIES} of {name}": digest for name, digest in digests.items()} for digests in own]
-    return [
+    if before[_DATA] is None:
+        before.pop(_DATA)
+    found = [
         f"{key} was {_short(key, before)}, is {_short(key, now)}"
         for before, now in ((before, now), contents)
         for key in now
         if key not in _MAY_CHANGE and key in before and before[key] != now[key]
     ]
+    if data and not any(text.startswith(_DATA) for text in found):
+        was = "/".join(sorted({digest[:_DIGITS] for digest in data}))
+        found.append(f"{_DATA} was {was} in {counted(len(data), 'row')}, is {_short(_DATA, now)}")
+    return found
 
 
 def _short(key: str, values: dict[str, Any]) -> Any:
     """The value of `key`, shortened if it is a checksum."""
-    return str(values[key])[:12] if key in PINS or key.startswith(STRATEGIES) else values[key]
+    return str(values[key])[:_DIGITS] if key in (_DATA, *PINS) or key.startswith(STRATEGIES) else values[key]
 
 
 def with_a_folder_of_its_own(output: Path, study: Study) -> Study:
     """Rename `study` to NAME-2, NAME-3 ... if `output`/NAME holds another study.
 
-    The first name is taken that is free or whose folder holds the same study, which then continues.
+    The first name is taken that is free or whose folder holds the same study, which then continues. The contents of
+    files are those of now, whatever `study` states.
     """
-    study = pinned(study)
+    study = study.model_copy(update={**dict.fromkeys((_DATA, *PINS)), STRATEGIES: {}})
+    study = with_checksum(pinned(study))
     for number in count(1):
         named = study if number == 1 else study.model_copy(update={"name": f"{study.name[:_LONGEST]}-{number}"})
         if not changes(output / named.name, named):

@@ -23,6 +23,8 @@ _HEADER = """\
 _USER = "$USER"
 _EXCLUDE_EACH_OTHER = (("batch_per_worker", "batch_global"), ("repetitions", "until"))
 _PINS = {
+    "dataset": "dataset_sha256",
+    "data_dir": "dataset_sha256",
     "model": "model_sha256",
     "init_weights": "init_weights_sha256",
     "cluster": "cluster_sha256",

@@ -106,6 +106,9 @@ class Training(StrictModel):
 
     dataset: Component = Component(name="digits_shifted")
     data_dir: Path | None = None
+    dataset_sha256: Sha256 | None = Field(
+        None, description="of the data, where they are read from files; filled in when the study begins"
+    )
     model: Component = Component(name="mlp", options={"hidden": [128]})
     model_sha256: Sha256 | None = Field(None, description="of your own model's file; filled in when the study begins")
     dtype: Literal["float32", "float64", "bfloat16"] = "float32"

@@ -231,6 +231,28 @@ def test_dry_run_prints_the_plan_and_runs_nothing(scalebench, tmp_path):
     assert not (tmp_path / "results").exists()
 
 
+def test_dry_run_counts_what_is_done_and_refuses_what_run_refuses(scalebench, tmp_path):
+    study = [*SMALL, "--strategy", "allreduce", "--workers", "1,2", "--name", "mine"]
+    assert scalebench(*study).returncode == 0
+    assert "all of it is done" in scalebench(*study, "--dry-run").stdout
+    more = [*study, "--repetitions", "3", "--dry-run"]
+    done = scalebench(*more)
+    assert "mine: 6 runs, 2 done" in done.stdout
+    assert "3 (1 done)" in done.stdout
+    kept = tmp_path / "results" / "mine" / "calibration.json"
+    for spoil, said in (
+        (lambda: kept.write_text(kept.read_text().replace('"given"', '"other"')), "has changed since it charged"),
+        (lambda: (kept.parent / "runs.csv").write_text("a,b\n1,2\n"), "runs.csv"),
+    ):
+        spoil()
+        for words in (more, more[:-1]):
+            done = scalebench(*words)
+            assert done.returncode == 2
+            assert said in done.stderr.splitlines()[-1]
+    for words in ([*study, "--lr", "0.5", "--dry-run"], [*study, "--output", "given.json", "--dry-run"]):
+        assert scalebench(*words).returncode == 2
+
+
 def test_an_engine_that_was_not_measured_is_named(scalebench, tmp_path, machine):
     known = [entry for entry in machine.engines.entries if entry.engine != "horovod"]
     some = machine.engines.model_copy(update={"entries": known})

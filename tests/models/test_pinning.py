@@ -11,6 +11,7 @@ import pytest
 from scalebench.analysis import compare_studies, load
 from scalebench.analysis.methodology import check
 from scalebench.artifact import PaperFile, write_artifact
+from scalebench.cli.main import main
 from scalebench.errors import ModelError, ResultsError, RunError
 from scalebench.launch.planning import plan_study
 from scalebench.models.pinning import pinned, require_unchanged
@@ -106,6 +107,69 @@ def test_file_changed_during_the_study_fails_the_run(scalebench):
     Path("start.npz").unlink()
     with pytest.raises(RunError, match=r"cannot read start\.npz"):
         require_unchanged(run)
+
+
+def write_data(most=6):
+    lines = ["a,b,y", *(f"{row % 7 if row % 7 < 6 else most},{row % 5},{row % 2}" for row in range(60))]
+    Path("mine.csv").write_text("\n".join(lines) + "\n")
+
+
+DATA = ("run", "--name", "mine", "--dataset", "csv", "--data-dir", ".", *RUN[5:])
+
+
+def test_resume_refuses_changed_data(scalebench):
+    write_data()
+    scalebench(*DATA)
+    before = load("results/mine").runs["dataset_sha256"].iloc[0]
+    assert load_study(Path("results/mine/study.yaml"), {}, []).dataset_sha256 == before
+    assert "mine: 1 run, 1 done" in scalebench(*DATA, "--dry-run")
+    write_data(most=9)
+    more = (*DATA, "--workers", "1,2", "--strategy", "allreduce")
+    for words in (more, (*more, "--dry-run"), (*more, "--full")):
+        said = scalebench(*words, code=2)
+        assert f"dataset_sha256 was {before[:12]}, is " in said
+        assert said.count("\n") == 1
+    kept = ("run", "results/mine/study.yaml", "--repetitions", "2")
+    said = scalebench(*kept, code=2)
+    assert "data set csv: mine.csv changed since the study began, or is read otherwise (sha256 " in said
+    assert "begin anew with --new" in said
+    assert len(load("results/mine").runs) == 1
+    scalebench(*kept, "--new")
+    assert load("results/mine-2").runs["dataset_sha256"].nunique() == 1
+    assert load("results/mine-2").runs["dataset_sha256"].iloc[0] != before
+    write_data()
+    assert "1 done" in scalebench(*DATA, "--dry-run"), "the same data again are the same study"
+
+
+def test_rows_of_other_data_are_refused_also_without_a_checksum_in_the_study(scalebench):
+    write_data()
+    scalebench(*DATA)
+    path = Path("results/mine/study.yaml")
+    path.write_text("".join(line for line in path.read_text().splitlines(True) if "dataset_sha256" not in line))
+    assert "1 done" in scalebench(*DATA, "--dry-run")
+    write_data(most=9)
+    assert "in 1 row, is " in scalebench(*DATA, code=2)
+
+
+def test_rows_of_different_data_are_in_no_table(scalebench, capsys):
+    write_data()
+    scalebench(*DATA)
+    write_data(most=9)
+    scalebench(*DATA, "--name", "other", "--strategy", "allreduce", "--workers", "1,2", "--set", "seed=5")
+    first, second = Path("results/mine/runs.csv"), Path("results/other/runs.csv")
+    first.write_text(first.read_text() + second.read_text().partition("\n")[2])
+    results = load("results/mine")
+    assert len(results.runs) == 3, "those of the other data"
+    (note,) = results.notes
+    assert note.startswith("left out 1 run with dataset_sha256 = ")
+    for words in (("table", "results/mine"), ("compare", "results/mine", "results/other", "--fail-on", "missing")):
+        with pytest.raises(SystemExit) as end:
+            main([*words], prog_name="scalebench")
+        assert end.value.code == 0
+        assert note in capsys.readouterr().err
+    assert "1 row of other data than the latest (dataset_sha256)" in scalebench("status", "results/mine")
+    found = check(Path("results/mine")).findings
+    assert [one.rule for one in found if "dataset_sha256 is" in one.what] == ["mixed-configurations"]
 
 
 def test_stated_checksum_is_enforced(scalebench):
