@@ -33,6 +33,7 @@ from scalebench.system.atomic_write import write_atomic
 
 _ZIP_EPOCH = (1980, 1, 1, 0, 0, 0)  # the first date that a zip can hold
 _CACHES = {"__pycache__", ".mypy_cache", ".pytest_cache", ".ruff_cache"}
+_NOT_PACKED = _CACHES | {"experiments"}  # an artifact has a study of its own
 
 
 @dataclass(frozen=True)
@@ -151,7 +152,7 @@ def write_wheel(folder: Path) -> Path:
 def _package_files() -> Iterator[tuple[str, bytes]]:
     package = Path(scalebench.__file__).parent
     for inner, file in _files(package):
-        if not _CACHES & set(Path(inner).parts) and file.suffix not in (".pyc", ".pyo", ".so"):
+        if not _NOT_PACKED & set(Path(inner).parts) and file.suffix not in (".pyc", ".pyo", ".so"):
             yield f"scalebench/{inner}", file.read_bytes()
 
 

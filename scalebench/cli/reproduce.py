@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import rich_click as click
 
-from scalebench.cli.options import PATH, folder_option, jobs_option, verbosity_options
+from scalebench.cli.options import FOLDER, PATH, folder_option, jobs_option, verbosity_options
 from scalebench.errors import UsageError
 
 if TYPE_CHECKING:
@@ -28,7 +28,11 @@ ALL = "all"
 )
 @click.option("--redraw", is_flag=True, help="Run nothing; write the pages from the rows in RESULTS.")
 @click.option("--data-dir", type=PATH, help="Where the files of a data set lie, at scale cluster.")
-@folder_option("--experiments", "experiments", "Folder with one folder per paper.")
+@click.option(
+    "--experiments",
+    type=FOLDER,
+    help="Folder with one folder per paper.  [default: experiments/ if it holds papers, else the installed ones]",
+)
 @folder_option("--results", "results", "Folder that gets one folder per study.")
 @folder_option("--output", "plots", "Folder that gets one folder per paper.")
 @jobs_option
@@ -40,7 +44,7 @@ def reproduce(
     claims: bool,
     redraw: bool,
     data_dir: Path | None,
-    experiments: Path,
+    experiments: Path | None,
     results: Path,
     output: Path,
     jobs: int | None,
@@ -51,10 +55,11 @@ def reproduce(
     page is OUTPUT/PAPER/index.md. The same command goes on where an interrupted one stopped. --claims and --redraw run
     nothing: they take the rows in RESULTS, of which results/reference has those of a run at scale laptop.
     """
-    from scalebench.papers.catalog import find_paper, find_papers
+    from scalebench.papers.catalog import default_experiments, find_paper, find_papers
 
     if figure is not None and name in (None, ALL):
         raise UsageError("--figure is a figure of one paper; name the PAPER, too")
+    experiments = experiments or default_experiments()
     papers = find_papers(experiments) if name in (None, ALL) else [find_paper(experiments, str(name))]
     if claims:
         from scalebench.papers.claims import claims_page

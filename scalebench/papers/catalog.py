@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import scalebench
 from scalebench.analysis import Results, load
 from scalebench.errors import StudyError, UsageError, nearest
 from scalebench.records.folder import RUNS
@@ -17,6 +18,7 @@ from scalebench.study.validation import read_mapping
 
 PUBLISHED, SCALES, CLAIMS, WHAT_IFS = "published.csv", "scales.yaml", "claims.yaml", "what_if.yaml"
 SCALE_NAMES = ("smoke", "laptop", "cluster")
+INSTALLED = Path(scalebench.__file__).parent / "experiments"  # a link in a checkout, files in a wheel
 _OWN = "laptop"  # the scale at which a study keeps its own name
 _NOT_STUDIES = (SCALES, CLAIMS, WHAT_IFS, "machine.yaml", "device.yaml")
 
@@ -73,6 +75,7 @@ class Paper:
         if data_dir is not None and isinstance(dataset, dict) and dataset.get("name") not in (None, "synthetic"):
             changes["data_dir"] = data_dir
         study = load_study(path, changes, [])
+        study = study.model_copy(update={"cluster": found_file(self.folder, study.cluster)})
         return study if scale == _OWN else study.model_copy(update={"name": f"{study.name}-{scale}"})
 
     def load(self, studies: Iterable[str], scale: str, results: Path) -> dict[str, Results]:
@@ -99,6 +102,18 @@ class Paper:
         return changes
 
 
+def default_experiments() -> Path:
+    """Return experiments/ of the current folder if it holds papers, else the one that is installed with scalebench."""
+    here = Path("experiments")
+    return here if any(here.glob(f"*/{PUBLISHED}")) else INSTALLED
+
+
+def found_file(paper: Path, name: str) -> str:
+    """Return the file `name`, as experiments/PAPER/machine.yaml, seen from here or from the folder of experiments/."""
+    there = paper.parent.parent / name
+    return str(there) if not Path(name).exists() and there.is_file() else name
+
+
 def find_papers(experiments: Path) -> list[Paper]:
     """Return the papers in the folder `experiments`, by name.
 
@@ -108,8 +123,8 @@ def find_papers(experiments: Path) -> list[Paper]:
     found = [Paper(path.parent) for path in sorted(experiments.glob(f"*/{PUBLISHED}"))]
     if not found:
         raise UsageError(
-            f"no papers in {experiments}/; expected folders with a {PUBLISHED}: call this in a checkout of scalebench, "
-            "or name the folder with --experiments"
+            f"no papers in {experiments}/; expected folders with a {PUBLISHED}: leave --experiments out for those that "
+            "are installed with scalebench"
         )
     return found
 

@@ -19,7 +19,7 @@ from scalebench.cluster.load import load_cluster
 from scalebench.errors import StudyError, UsageError, nearest
 from scalebench.figures.what_if import draw_what_if
 from scalebench.models.layer_files import load_layers
-from scalebench.papers.catalog import WHAT_IFS
+from scalebench.papers.catalog import WHAT_IFS, found_file
 from scalebench.papers.obtained import Obtained
 from scalebench.pricing.devices import Roofline, Stated
 from scalebench.pricing.platform import Platform
@@ -66,6 +66,11 @@ class WhatIf(StrictModel):
         what = f"{self.model} by {self.strategy}{place} on {platform.cluster.name}; {platform.device.source}"
         draw_what_if(path, plane, what)
 
+    def seen_from(self, paper: Path) -> WhatIf:
+        """Return this with the files of its cluster and device found from the folder `paper`."""
+        files = {name: found_file(paper, file) for name in ("cluster", "device") if (file := getattr(self, name))}
+        return self.model_copy(update=files)
+
     def _platform(self) -> Platform:
         if (self.device is None) == (self.step_time is None):
             raise UsageError(f"what-if of {self.model}: give device or step_time, one of them")
@@ -88,9 +93,10 @@ def read_what_ifs(path: Path) -> dict[str, WhatIf]:
     if not path.is_file():
         return {}
     try:
-        return _WhatIfs.model_validate(read_mapping(path, StudyError, "file of what-ifs")).planes
+        planes = _WhatIfs.model_validate(read_mapping(path, StudyError, "file of what-ifs")).planes
     except ValidationError as error:
         raise StudyError(explain(error, _WhatIfs, str(path))) from None
+    return {name: plane.seen_from(path.parent) for name, plane in planes.items()}
 
 
 def sources(folder: Path) -> tuple[str, ...]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import tomllib
 from pathlib import Path
 
 import pytest
@@ -10,9 +11,18 @@ import pytest
 from scalebench.cluster.load import load_cluster
 from scalebench.errors import DataError, UsageError
 from scalebench.launch.planning import plan_study
-from scalebench.papers.catalog import CLAIMS, PUBLISHED, SCALE_NAMES, find_papers
+from scalebench.papers.catalog import (
+    CLAIMS,
+    INSTALLED,
+    PUBLISHED,
+    SCALE_NAMES,
+    WHAT_IFS,
+    default_experiments,
+    find_paper,
+    find_papers,
+)
 from scalebench.papers.claims import read_claims
-from scalebench.papers.laws import sources, without_run
+from scalebench.papers.laws import read_what_ifs, sources, without_run
 from scalebench.papers.obtained import QUANTITIES
 from scalebench.papers.published import read_published
 from scalebench.study.load import load_study
@@ -97,3 +107,23 @@ def test_shares_that_components_bind_follow_from_a_what_if():
         without_run(folder, "vgg16-batch", "share_bound_by@network", None)
     with pytest.raises(UsageError, match="unknown quantity 'bound'"):
         without_run(folder, "vgg16-batch", "bound@compute", None)
+
+
+def test_papers_are_found_from_any_folder(tmp_path, monkeypatch, invoke):
+    monkeypatch.chdir(tmp_path)
+    assert "besch1995  " in invoke("reproduce")
+    (tmp_path / "experiments").mkdir()
+    assert "besch1995  " in invoke("reproduce"), "an experiments/ without papers is another one"
+    paper = find_paper(default_experiments(), "besch1995")
+    (name, *_) = paper.studies
+    study = paper.study_at(name, "smoke")
+    assert plan_study(study).cluster.name == load_cluster(EXPERIMENTS / "besch1995" / "machine.yaml").name
+    what_ifs = read_what_ifs(INSTALLED / "barrachina2021" / WHAT_IFS)
+    assert all(plane.price().train_s.size for plane in what_ifs.values())
+
+
+def test_papers_are_package_data():
+    """A wheel has the files of experiments/: the folder in the package is a link to it, which setuptools follows."""
+    assert INSTALLED.resolve() == EXPERIMENTS.resolve()
+    patterns = tomllib.loads((EXPERIMENTS.parent / "pyproject.toml").read_text())["tool"]["setuptools"]["package-data"]
+    assert "experiments/**" in patterns["scalebench"]
