@@ -20,7 +20,7 @@ from scalebench.launch.hosts import reachable
 from scalebench.launch.sweep import Sweep, expand, strategy_warnings
 from scalebench.launch.tuning import trials_of
 from scalebench.models.pinning import pinned
-from scalebench.models.registry import check_model
+from scalebench.models.registry import check_model, model_notes
 from scalebench.native.job import server_ranks
 from scalebench.strategies import registry
 from scalebench.strategies.averaging import Averaging
@@ -231,6 +231,7 @@ def prepare_study(study: Study, runs: list[Run]) -> Preparation:
         made.notes += [f"{counted(workers, 'worker')}: {note}" for note in made.plans[workers].notes]
     of_data = dict.fromkeys(note for dataset in made.datasets.values() for note in dataset.notes)
     made.notes += [f"data set {study.dataset.name}: {note}" for note in of_data]
+    made.notes += model_notes(study.model, next(iter(made.datasets.values())).input_shape)
     made.notes += _few_steps(study, made) + _long_steps(study)
     return made
 

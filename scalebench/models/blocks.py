@@ -84,3 +84,10 @@ class LogitsOf(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         logits: Tensor = self.model(pixel_values=x).logits
         return logits
+
+
+class ChannelsFirst(nn.Module):
+    """(n, height, width, planes) to (n, planes, height, width)."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x.permute(0, 3, 1, 2).contiguous()

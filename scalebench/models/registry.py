@@ -36,6 +36,13 @@ def check_model(component: Component, *, trained: bool = True) -> None:
         raise ModelError(f"model {component} can be priced but not trained; use execution: modelled, or another model")
 
 
+def model_notes(component: Component, input_shape: tuple[int, ...]) -> list[str]:
+    """Return notes on how a model of the registry reads samples. Raises ModelError for an unsuitable shape."""
+    if is_own(component.name):
+        return []
+    return MODELS.create(component.name, component.options).notes(input_shape)
+
+
 def build_model(
     component: Component, input_shape: tuple[int, ...], outputs: int, task: str, dtype: torch.dtype, seed: int
 ) -> nn.Module:

@@ -6,7 +6,7 @@ from torch import nn
 
 from scalebench.errors import ModelError
 from scalebench.models.architecture import MODELS
-from scalebench.models.registry import build_model, check_model, describe_models
+from scalebench.models.registry import build_model, check_model, describe_models, model_notes
 from scalebench.study.spec import Component
 
 
@@ -205,3 +205,32 @@ def test_a_layer_table_has_the_parameters_of_its_model_and_cannot_be_trained():
         check_model(component)
     with pytest.raises(ModelError, match="unknown layer table 'vgg61'"):
         build({"layers": {"table": "vgg61"}})
+
+
+@pytest.mark.parametrize("name", ["cnn", "resnet", "nfnet"])
+@pytest.mark.parametrize(
+    ("shape", "planes"),
+    [((8, 6, 3), 3), ((8, 8, 1), 1), ((8, 8, 4), 4), ((4, 4, 3), 3), ((3, 8, 6), 3), ((3, 4, 4), 3), ((1, 4, 3), 1)],
+)
+def test_channels_are_found_in_the_first_or_the_last_axis(name, shape, planes):
+    model = build(name, shape, 2)
+    (weight, *_) = (parameter for parameter in model.parameters() if parameter.ndim == 4)
+    assert weight.shape[1] == planes
+    notes = model_notes(Component(name=name), shape)
+    assert [f"{planes} channel" in note and "come last" in note for note in notes] == [True] * (planes == shape[-1])
+
+
+def test_images_train_the_same_with_channels_first_or_last():
+    x = torch.rand(5, 3, 8, 6)
+    first, last = build("cnn", (3, 8, 6)), build("cnn", (8, 6, 3))
+    assert torch.equal(first(x), last(x.permute(0, 2, 3, 1)))
+
+
+def test_channels_that_are_not_found_are_refused_until_they_are_stated():
+    for call in (lambda: build("cnn", (8, 6, 13)), lambda: model_notes(Component(name="cnn"), (8, 6, 13))):
+        with pytest.raises(ModelError, match=r"\(8, 6, 13\) have no first or last axis of 1, 3 or 4 .* layout: hwc"):
+            call()
+    for layout, planes in (("hwc", 13), ("chw", 8)):
+        model = build({"cnn": {"layout": layout}}, (8, 6, 13))
+        assert next(model.parameters()).shape[1] == planes
+        assert model_notes(Component(name="cnn", options={"layout": layout}), (8, 6, 13)) == []

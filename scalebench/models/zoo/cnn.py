@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from pydantic import Field, PositiveInt
 
-from scalebench.models.architecture import MODELS, Architecture, into_images
+from scalebench.models.architecture import MODELS, Architecture, Layout, into_images, layout_notes
 
 if TYPE_CHECKING:
     from torch import nn
@@ -16,8 +16,8 @@ if TYPE_CHECKING:
 class Cnn(Architecture):
     """After LeNet-5 (LeCun et al. 1998): two 5x5 convolutions with max pooling by 2, then fully connected layers.
 
-    Takes C x H x W, H x W, or a flat square image such as 64 values for 8x8. Convolutions are padded; a side is halved
-    only while it is larger than 3 pixels, so that small images still fit. ReLU where the original has tanh.
+    Takes C x H x W, H x W x C, H x W, or a flat square image such as 64 values for 8x8. Convolutions are padded; a side
+    is halved only while it is larger than 3 pixels, so that small images still fit. ReLU where the original has tanh.
     """
 
     name = "cnn"
@@ -25,11 +25,15 @@ class Cnn(Architecture):
 
     channels: tuple[PositiveInt, PositiveInt] = (6, 16)
     hidden: list[PositiveInt] = Field([120, 84])
+    layout: Layout | None = None
+
+    def notes(self, input_shape: tuple[int, ...]) -> list[str]:
+        return layout_notes(self.name, input_shape, self.layout)
 
     def build(self, input_shape: tuple[int, ...], outputs: int) -> nn.Module:
         from torch import nn
 
-        layers, (planes, height, width) = into_images(self.name, input_shape)
+        layers, (planes, height, width) = into_images(self.name, input_shape, self.layout)
         for channels in self.channels:
             layers += [nn.Conv2d(planes, channels, kernel_size=5, padding=2), nn.ReLU()]
             pool = (2 if height > 3 else 1, 2 if width > 3 else 1)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from pydantic import Field, PositiveInt, field_validator
 
 from scalebench.errors import ModelError
-from scalebench.models.architecture import MODELS, Architecture, into_images
+from scalebench.models.architecture import MODELS, Architecture, Layout, into_images, layout_notes
 
 if TYPE_CHECKING:
     from torch import nn
@@ -27,6 +27,7 @@ class ResNet(Architecture):
 
     depth: int = Field(20, ge=8)
     width: PositiveInt = 16
+    layout: Layout | None = None
 
     @field_validator("depth")
     @classmethod
@@ -35,12 +36,15 @@ class ResNet(Architecture):
             raise ValueError("expected 6n + 2: 20, 32, 44, 56, 110")
         return depth
 
+    def notes(self, input_shape: tuple[int, ...]) -> list[str]:
+        return layout_notes(self.name, input_shape, self.layout)
+
     def build(self, input_shape: tuple[int, ...], outputs: int) -> nn.Module:
         from torch import nn
 
         from scalebench.models.blocks import BatchNormBlock
 
-        layers, (planes, _, _) = into_images(self.name, input_shape)
+        layers, (planes, _, _) = into_images(self.name, input_shape, self.layout)
         layers += [nn.Conv2d(planes, self.width, 3, padding=1, bias=False), nn.BatchNorm2d(self.width), nn.ReLU()]
         here = self.width
         for stage in range(3):
@@ -70,6 +74,10 @@ class NfNet(Architecture):
     widths: list[PositiveInt] = Field([32, 64, 128], min_length=1)
     blocks: list[PositiveInt] = Field([1, 2, 2], min_length=1)
     alpha: float = Field(0.2, gt=0, le=1)
+    layout: Layout | None = None
+
+    def notes(self, input_shape: tuple[int, ...]) -> list[str]:
+        return layout_notes(self.name, input_shape, self.layout)
 
     def build(self, input_shape: tuple[int, ...], outputs: int) -> nn.Module:
         from torch import nn
@@ -80,7 +88,7 @@ class NfNet(Architecture):
             raise ModelError(
                 f"model nfnet: {len(self.blocks)} numbers of blocks for {len(self.widths)} widths; give one for each"
             )
-        layers, (planes, _, _) = into_images(self.name, input_shape)
+        layers, (planes, _, _) = into_images(self.name, input_shape, self.layout)
         layers.append(StandardisedConv(planes, self.widths[0], 3))
         here = self.widths[0]
         for stage, (width, count) in enumerate(zip(self.widths, self.blocks, strict=True)):

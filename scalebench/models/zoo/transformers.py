@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from scalebench.errors import ModelError
-from scalebench.models.architecture import MODELS, Architecture, into_images
+from scalebench.models.architecture import MODELS, Architecture, Layout, into_images, layout_notes
 
 if TYPE_CHECKING:
     from torch import nn
@@ -21,9 +21,14 @@ class ResNet50(Architecture):
     name = "resnet50"
     summary = "ResNet-50 of transformers (pip install scalebench[models]), for large images"
 
+    layout: Layout | None = None
+
+    def notes(self, input_shape: tuple[int, ...]) -> list[str]:
+        return layout_notes(self.name, input_shape, self.layout)
+
     def build(self, input_shape: tuple[int, ...], outputs: int) -> nn.Module:
         library = _transformers(self.name)
-        layers, (planes, _, _) = into_images(self.name, input_shape)
+        layers, (planes, _, _) = into_images(self.name, input_shape, self.layout)
         config = library.ResNetConfig(num_channels=planes, num_labels=outputs)
         return _logits(layers, library.ResNetForImageClassification(config))
 
@@ -38,8 +43,13 @@ class VitB16(Architecture):
     name = "vit_b16"
     summary = "ViT-B/16 of transformers (pip install scalebench[models]); sides are multiples of 16"
 
+    layout: Layout | None = None
+
+    def notes(self, input_shape: tuple[int, ...]) -> list[str]:
+        return layout_notes(self.name, input_shape, self.layout)
+
     def build(self, input_shape: tuple[int, ...], outputs: int) -> nn.Module:
-        layers, (planes, height, width) = into_images(self.name, input_shape)
+        layers, (planes, height, width) = into_images(self.name, input_shape, self.layout)
         if height != width or height % 16:
             raise ModelError(
                 f"model vit_b16: images of {height} x {width}; expected a square with sides of 16, 32, ..."
