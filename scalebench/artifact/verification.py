@@ -18,6 +18,7 @@ from scalebench.records.folder import durations_in
 from scalebench.records.progress import group_of, progress_of
 from scalebench.records.table import to_text
 from scalebench.study.spec import SIMULATED
+from scalebench.system.bounded_read import read_text
 
 SUMS = "SHA256SUMS"
 REDRAWN = "redrawn"
@@ -51,7 +52,7 @@ def sha256(file: Path) -> str:
 
 def changed_files(folder: Path) -> list[str]:
     """Return the files in SHA256SUMS that are missing in `folder` or have another checksum."""
-    sums = [line.partition("  ") for line in (folder / SUMS).read_text(encoding="utf-8").splitlines()]
+    sums = [line.partition("  ") for line in read_text(folder / SUMS).splitlines()]
     return [name for digest, _, name in sums if not (folder / name).is_file() or sha256(folder / name) != digest]
 
 
@@ -158,7 +159,7 @@ def expected_minutes(results: Results, earlier: Path | None = None) -> Minutes:
 def _step_seconds(path: Path) -> dict[str, float]:
     """Return the seconds of each step in times.csv, the last time it was taken; empty if missing or damaged."""
     try:
-        rows = list(csv.DictReader(path.read_text(encoding="utf-8").splitlines()))
+        rows = list(csv.DictReader(read_text(path).splitlines()))
         return {row["step"]: float(row["seconds"]) for row in rows}
     except (OSError, KeyError, TypeError, ValueError):
         return {}

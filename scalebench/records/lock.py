@@ -14,6 +14,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from scalebench.errors import ResultsError, writing
+from scalebench.system.bounded_read import read_text
 
 FILE = "lock"
 _POLL_S = 0.2
@@ -128,7 +129,7 @@ def _is_still(path: Path, descriptor: int) -> bool:
 
 def _read(path: Path) -> Owner | None:
     try:
-        return Owner(**json.loads(path.read_text(encoding="utf-8")))
+        return Owner(**json.loads(read_text(path)))
     except (OSError, ValueError, TypeError):  # missing, or incomplete after a kill: no owner
         return None
 
