@@ -29,7 +29,7 @@ from scalebench.pricing.step_times import StepTable, stated_table
 from scalebench.records.folder import CALIBRATION
 from scalebench.records.machine import cpu_model
 from scalebench.records.provenance import host_hash
-from scalebench.study.spec import Run
+from scalebench.study.spec import Run, Study
 from scalebench.system.bounded_read import read_text
 from scalebench.system.parent_watch import start_forkserver
 from scalebench.virtual.calibration import Budget, measure_steps

@@ -117,13 +117,14 @@ def standing(plan: StudyPlan, folder: Path) -> Standing:
     attempts = Attempts(folder / RUNS) if (folder / RUNS).exists() else None
     completed = attempts.seconds({"completed"}) if attempts else {}
     tried = attempts.seconds(RESULTS_OF_A_TRIAL) if attempts else {}
-    if any(is_simulated(run_id) for run_id, _ in tried):
-        check_kept_calibration(plan, folder)
     trials = StoppingRule.of_sweep(Sweep(plan.trials), None, tried)
     if plan.trials and not trials.left():
         plan = with_chosen(plan, read_trials(folder))
     rule = StoppingRule.of_sweep(plan.sweep, plan.study.until, completed)
     left = [*trials.left(), *rule.left()]
+    charged = any(is_simulated(run_id) for run_id, _ in tried)
+    if charged and any(run.engine == "virtual" for run in left):
+        check_kept_calibration(plan, folder)
     ids = {run.run_id for run in left}
     done = [run for run in (*trials.planned(), *rule.planned()) if run.run_id not in ids]
     return Standing(plan, left, done, rule.most_to_come())
