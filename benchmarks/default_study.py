@@ -70,11 +70,11 @@ def agreement_of(results: Path) -> Iterator[Finding]:
         yield finding(name, abs(row["error"]), goal, said, f"{row['virtual_s']:.3f} s", f"{row['native_s']:.3f} s")
 
 
-def usage_of(command: Sequence[str]) -> Usage:
+def usage_of(command: Sequence[str], codes: Sequence[int] = (0,)) -> Usage:
     """Run `command` to its end.
 
     Raises:
-        SystemExit: it failed, with the last it said.
+        SystemExit: it ended with none of `codes`, with the last it said.
     """
     before = resource.getrusage(resource.RUSAGE_CHILDREN)
     began, peak = time.perf_counter(), 0.0
@@ -90,7 +90,7 @@ def usage_of(command: Sequence[str]) -> Usage:
             seen = len(lines)
             time.sleep(_LOOK_EVERY_S)
         wall = time.perf_counter() - began
-        if process.returncode:
+        if process.returncode not in codes:
             said = "\n".join(_lines(Path(output.name))[-20:])
             raise SystemExit(f"{' '.join(command)} ended with {process.returncode}:\n{said}")
     after = resource.getrusage(resource.RUSAGE_CHILDREN)

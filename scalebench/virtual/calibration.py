@@ -60,10 +60,23 @@ def measure_steps(
         RunError: a measuring process died.
     """
     loads = loads_up_to(node_workers)
+    found, others = measure_windows(run, folder, batch_sizes, loads, budget.seconds, device)
+    return step_tables(found, loads, others, quiet=budget.quiet)
+
+
+def measure_windows(
+    run: Run, folder: Path, batch_sizes: set[int], loads: list[int], seconds: float, device: str = "cpu"
+) -> tuple[list[StepWindows], float | None]:
+    """Return the windows of all processes, batch sizes and `loads`, and the share of the cores that others took.
+
+    Raises:
+        RunError: a measuring process died.
+    """
+    node_workers = max(loads)
     context = preloaded_forkserver()
     barrier, going = context.Barrier(node_workers), context.Value("b", 0)
     results: Any = context.SimpleQueue()
-    each_s = budget.seconds / (len(batch_sizes) * len(loads))
+    each_s = seconds / (len(batch_sizes) * len(loads))
     arguments = (run, folder, device, sorted(batch_sizes), loads, each_s, barrier, going, results)
     processes = [
         context.Process(target=_measure, args=(index, *arguments), daemon=True) for index in range(node_workers)
@@ -91,7 +104,7 @@ def measure_steps(
         for process in processes:
             if process.is_alive():
                 process.terminate()
-    return step_tables(found, loads, others, quiet=budget.quiet)
+    return found, others
 
 
 def _measure(
