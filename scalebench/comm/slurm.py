@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 from functools import cache
 
 _LIMIT_S = 30.0
+_ANSWER_S = 10.0
 _PLUGIN = re.compile(r"\bpmix(?:_v\d+)?\b")
 _OWN = re.compile(r"SLURM_(NTASKS_PER_NODE|CPUS_PER_TASK|CPU_BIND\w*|DISTRIBUTION|EXPORT_ENV|MPI_TYPE|OVERCOMMIT)")
 _SLOTS = re.compile(r"(\d+)(?:\(x(\d+)\))?")
@@ -47,6 +48,20 @@ def _names_pmix(srun: str, _: str) -> bool:
     except (OSError, subprocess.SubprocessError):
         return False
     return bool(_PLUGIN.search(done.stdout + done.stderr))
+
+
+def job_is_ending() -> bool:
+    """Return True if the job of this process is ending or has ended, by its state in Slurm; False if unknown."""
+    squeue = shutil.which("squeue")
+    if not in_job() or squeue is None:
+        return False
+    command = [squeue, "--noheader", "--format=%T", f"--jobs={os.environ['SLURM_JOB_ID']}"]
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=_ANSWER_S, check=False)
+    except (OSError, subprocess.SubprocessError):
+        return False
+    states = done.stdout.split()
+    return bool(states) and not set(states) & {"RUNNING", "SUSPENDED"}
 
 
 def srun_command(nodes: Sequence[str], *, cpus: int = 0, mpi: bool = False) -> list[str]:

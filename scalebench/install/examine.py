@@ -26,7 +26,8 @@ from scalebench.system.memory import memory_mib, usable_memory_mib
 
 RING = {"OMPI_MCA_coll_tuned_use_dynamic_rules": "1", "OMPI_MCA_coll_tuned_allreduce_algorithm": "4"}
 _SECONDS = 60  # to import Horovod
-_COMPARING_S = 6.0  # seconds for each of the two allreduces
+_COMPARING_S, _COMPARING_LIMIT_S = 1.0, 60.0  # seconds for each of the two allreduces, without and with starting
+_MOST_RANKS = 4  # on each node: an allocation may have hundreds of slots there
 _SLOWER = 1.25  # slowdown relative to a ring above noise
 
 
@@ -126,7 +127,14 @@ def _allreduce() -> MachinePart:
 
 
 def _of_one_mib(settings: Mapping[str, str]) -> EngineCost:
-    costs = measure_between_nodes(["mpi"], seconds=_COMPARING_S, sizes=[1 << 20], settings=settings)
+    costs = measure_between_nodes(
+        ["mpi"],
+        seconds=_COMPARING_S,
+        sizes=[1 << 20],
+        settings=settings,
+        most_on_node=_MOST_RANKS,
+        limit_s=_COMPARING_LIMIT_S,
+    )
     return max(
         (entry for entry in costs.entries if entry.engine == "mpi"), key=lambda entry: (entry.nodes, entry.ranks)
     )

@@ -83,12 +83,19 @@ def measure_engine_costs(cache_dir: Path, wanted: Sequence[str], *, seconds: flo
 
 
 def measure_between_nodes(
-    wanted: Sequence[str], *, seconds: float = 12.0, sizes: Sequence[int] = SIZES, settings: Mapping[str, str] = {}
+    wanted: Sequence[str],
+    *,
+    seconds: float = 12.0,
+    sizes: Sequence[int] = SIZES,
+    settings: Mapping[str, str] = {},
+    most_on_node: int | None = None,
+    limit_s: float = _LIMIT_S,
 ) -> EngineCosts:
     """Measure MPI and gloo (of `wanted`) between the nodes of this allocation, with `settings` in the environment.
 
-    Horovod gets the costs of MPI, which moves its bytes. On a single node, three ranks share it. Nothing is kept:
-    another allocation has other nodes.
+    Every slot has a rank, `most_on_node` at most on each node; starting and measuring end at `limit_s`. Horovod gets
+    the costs of MPI, which moves its bytes. On a single node, three ranks share it. Nothing is kept: another allocation
+    has other nodes.
 
     Raises:
         EngineError: measuring failed; the message has the first line of the cause.
@@ -96,13 +103,14 @@ def measure_between_nodes(
     names = [name for name in ("mpi", "gloo") if name in wanted]
     hosts = reachable()
     alone = len(hosts.hosts) == 1
-    ranks = _FEWEST_RANKS if alone else max(hosts.slots, len(hosts.hosts))
-    command, binding = launch_command(ranks, settings=settings)
+    few = hosts.with_at_most(most_on_node) if most_on_node is not None and not alone else None
+    ranks = _FEWEST_RANKS if alone else max((few or hosts).slots, len(hosts.hosts))
+    command, binding = launch_command(ranks, settings=settings, on=few)
     each_s = seconds / max(1, len(names)) / (2 if alone else _PLACES)
     source = f"{_source()}; {counted(ranks, 'rank')} on {counted(len(hosts.hosts), 'node')}"
     spec = {"names": names, "seconds": each_s, "sizes": list(sizes), "source": source}
     variables = environment(1, oversubscribed=binding == "none") | dict(settings)
-    costs = _launched(command, variables, spec, f"{', '.join(names)} between nodes")
+    costs = _launched(command, variables, spec, f"{', '.join(names)} between nodes", limit_s)
     if "horovod" not in wanted:
         return costs
     moves = [entry.model_copy(update={"engine": "horovod"}) for entry in costs.entries if entry.engine == "mpi"]
@@ -117,7 +125,9 @@ def _measure(names: list[str], source: str, seconds: float) -> EngineCosts:
     return _launched(command, variables, spec, f"the engines {', '.join(names)}")
 
 
-def _launched(command: list[str], variables: dict[str, str], spec: dict[str, object], what: str) -> EngineCosts:
+def _launched(
+    command: list[str], variables: dict[str, str], spec: dict[str, object], what: str, limit_s: float = _LIMIT_S
+) -> EngineCosts:
     """Start the probe by `command` with the argument `spec`, and read the costs that it prints."""
     try:
         done = subprocess.run(
@@ -127,11 +137,11 @@ def _launched(command: list[str], variables: dict[str, str], spec: dict[str, obj
             capture_output=True,
             text=True,
             errors="replace",
-            timeout=_LIMIT_S,
+            timeout=limit_s,
             preexec_fn=end_with_parent,
         )
     except subprocess.TimeoutExpired:
-        raise EngineError(f"measuring {what} took more than {_LIMIT_S:g} s") from None
+        raise EngineError(f"measuring {what} took more than {limit_s:g} s") from None
     printed = [line.partition(MARK)[2] for line in done.stdout.splitlines() if MARK in line]
     if len(printed) > 1:
         raise EngineError(apart(len(printed), 1, engines.launcher(), library()))

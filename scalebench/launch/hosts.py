@@ -14,7 +14,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -67,6 +67,11 @@ class Hosts:
     @property
     def gpus(self) -> int:
         return sum(host.gpus for host in self.hosts)
+
+    def with_at_most(self, ranks: int) -> Hosts:
+        """The same hosts with equally many slots each, `ranks` at most."""
+        each = min(ranks, *(max(1, host.slots) for host in self.hosts))
+        return Hosts(tuple(replace(host, slots=each) for host in self.hosts))
 
     def ranks_on(self, ranks: int) -> list[int]:
         """Number of the first `ranks` ranks on each host: slot by slot, ranks beyond the slots evenly."""
@@ -128,6 +133,21 @@ def require_seen(paths: Sequence[Path]) -> None:
             )
 
 
+def require_there(paths: Sequence[Path]) -> None:
+    """Refuse to go on without a host of the allocation, after a launch that failed, or `paths` that one does not see.
+
+    Raises:
+        EngineError: names the hosts that do not answer.
+    """
+    try:
+        require_seen(paths)
+    except EngineError as error:
+        from scalebench.native.postmortem import unanswering
+
+        gone = ", ".join(unanswering(host.name for host in reachable().hosts))
+        raise EngineError(f"{gone} no longer answers: {error}" if gone else str(error)) from None
+
+
 def _asking() -> tuple[str, ...]:
     """The command that starts a process on each host, up to the program; empty: nothing here can."""
     if engines.launcher() == "srun":
@@ -156,6 +176,7 @@ def _asked(asking: tuple[str, ...], _: tuple[str, ...]) -> Hosts:
 def _ask(command: Sequence[str], paths: Sequence[Path]) -> tuple[list[dict[str, Any]], dict[str, int]]:
     """Return the answer of each host, in the order of ranks, and the slots that mpirun counts."""
     by_slurm = engines.launcher() == "srun"
+    within = ""
     try:
         done = subprocess.run(
             [*command, sys.executable, "-m", "scalebench.launch.hosts", *map(str, paths)],
@@ -170,6 +191,7 @@ def _ask(command: Sequence[str], paths: Sequence[Path]) -> tuple[list[dict[str, 
         said, error, ended = done.stdout, done.stderr, done.returncode == 0
     except subprocess.TimeoutExpired as late:
         said, error, ended = _text(late.stdout), _text(late.stderr), False
+        within = f" within {_LIMIT_S:g} s"
     answers = [json.loads(line.partition(_MARK)[2]) for line in said.splitlines() if _MARK in line]
     slots = {name: int(count) for name, count in _SLOTS.findall(said + error)}
     if not ended or not answers:
@@ -179,8 +201,7 @@ def _ask(command: Sequence[str], paths: Sequence[Path]) -> tuple[list[dict[str, 
         silent = [name for name in slots if name.partition(".")[0] not in known]
         who = f"node {', '.join(silent)} did" if silent else "a node did"
         raise EngineError(
-            f"{who} not answer within {_LIMIT_S:g} s as {engines.launcher()} started a process on each node: "
-            f"{telling_line(error)}"
+            f"{who} not answer{within} as {engines.launcher()} started a process on each node: {telling_line(error)}"
         )
     return sorted(answers, key=lambda facts: int(facts["rank"])), slots
 

@@ -35,11 +35,13 @@ def launch_command(
     alone: bool = False,
     mpi: bool = True,
     settings: Iterable[str] = (),
+    on: Hosts | None = None,
 ) -> tuple[list[str], str]:
     """The command of mpirun or srun that starts `ranks` processes, up to the program, and how it binds them.
 
     `alone`: all of them on one host, in the environment for that. Without `mpi`, srun joins them by no MPI. Ranks on
-    other hosts are given by name what they need of this process's environment, threads, and `settings`.
+    other hosts are given by name what they need of this process's environment, threads, and `settings`. `on`: hosts
+    with equally many slots each, which are filled (`Hosts.with_at_most`).
 
     Raises:
         EngineError: there is no mpirun.
@@ -48,7 +50,7 @@ def launch_command(
     mpirun = engines.find_mpirun()
     if mpirun is None and not by_slurm:
         raise EngineError(f"no mpirun beside {sys.executable} or on PATH; add it with: {engines.ADD_MPI}")
-    hosts = reachable() if by_slurm or not alone else this_host()
+    hosts = on or (reachable() if by_slurm or not alone else this_host())
     if alone:
         hosts = Hosts(hosts.hosts[:1])
     widths = (threads + progress_threads, threads)
@@ -66,6 +68,8 @@ def launch_command(
     if width and ranks > hosts.slots:
         # The first ranks, workers, are spread over the hosts; servers, the last, share them.
         command += ["--map-by", f"slot:PE={width}:OVERSUBSCRIBE", "--rank-by", "node"]
+    elif on is not None:
+        command += ["--map-by", f"ppr:{on.hosts[0].slots}:node:OVERSUBSCRIBE"]
     else:
         command += ["--map-by", {0: ":OVERSUBSCRIBE", 1: "core"}.get(width, f"slot:PE={width}")]
     return [*command, "--bind-to", "core" if width else "none"], binding

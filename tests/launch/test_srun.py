@@ -113,3 +113,30 @@ def test_the_task_that_ended_first_is_named(tmp_path, line, error):
         "srun: error: n0: task 0: Terminated\nsrun: Force Terminated StepId=5.5\n"
     )
     assert cause_of_death(tmp_path, 143, ["n0", "n1", "n1"], "srun").error == error
+
+
+@pytest.mark.parametrize(
+    ("answer", "ending"),
+    [
+        ("echo RUNNING", False),
+        ("echo COMPLETING", True),
+        ("echo CANCELLED", True),
+        ("exit 1", False),
+        ("echo slurm_load_jobs error: Invalid job id specified >&2; exit 1", False),
+    ],
+)
+def test_job_that_is_ending_is_known_by_its_state(job, answer, ending):
+    (job / "squeue").write_text(f"#!/bin/sh\n{answer}\n")
+    (job / "squeue").chmod(0o755)
+    assert slurm.job_is_ending() is ending
+
+
+def test_few_ranks_of_a_large_allocation_lie_on_all_its_nodes(job, nodes, monkeypatch):
+    large = Hosts(tuple(Host(f"n{i}", 64, 64, 64) for i in range(2)))
+    few = large.with_at_most(4)
+    assert few.slots == 8
+    assert words(launch_command(8, on=few)[0], "nodelist") == ["n0,n0,n0,n0,n1,n1,n1,n1"]
+    monkeypatch.setenv("SCALEBENCH_LAUNCHER", "mpirun")
+    monkeypatch.setattr(engines, "find_mpirun", lambda: "mpirun")
+    command, _ = launch_command(8, on=few)
+    assert command[command.index("--map-by") + 1] == "ppr:4:node:OVERSUBSCRIBE"
