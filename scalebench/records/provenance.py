@@ -39,6 +39,11 @@ _FROM_ENVIRONMENT = ("modules", "container")  # facts taken from environment var
 _HOMES = re.compile(r"/(?:home|users|Users)/[^/\s:,]+")
 
 
+def in_job(environment: Mapping[str, str]) -> bool:
+    """Return True inside a job of a scheduler."""
+    return any(environment.get(name) for name in JOB_IDS)
+
+
 def collect(environment: Mapping[str, str] = os.environ) -> dict[str, Any]:
     """Return hardware and software of this process; keys that are columns of runs.csv have their names.
 

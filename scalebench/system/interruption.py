@@ -29,11 +29,15 @@ class AbandonedError(KeyboardInterrupt):
 class Interruption:
     """Handles signals while a study runs; `signum` is the first one received.
 
-    Only in the main thread. A signal that was ignored before (as by nohup) stays ignored.
+    Only in the main thread. A signal that was ignored before (as by nohup) stays ignored. `in_job`: the end of the
+    parent, the shell of a batch job, is a SIGTERM too, as schedulers may send that to the shell alone.
     """
 
-    def __init__(self, grace_s: float = GRACE_S, say: Callable[[str], None] | None = None) -> None:
+    def __init__(
+        self, grace_s: float = GRACE_S, say: Callable[[str], None] | None = None, *, in_job: bool = False
+    ) -> None:
         self.signum: int | None = None
+        self._shell = os.getppid() if in_job else None
         self._grace_s, self._say = grace_s, say or _say
         self._heard_at = 0.0
         self._under_way = self._shielded = self._owed = self._abandoned = False
@@ -42,7 +46,16 @@ class Interruption:
 
     def asked(self) -> bool:
         """Return True if no further run should begin."""
+        if self._shell is not None and self._shell != os.getppid():
+            self.end_with_job()
         return self.signum is not None
+
+    def end_with_job(self) -> None:
+        """Do as after SIGTERM: the job of this command is ending."""
+        if self.signum is None:
+            self.signum, self._heard_at = signal.SIGTERM, time.monotonic()
+            self._say("stopping: the job of the scheduler is ending")
+            self._set_grace(signal.SIGTERM)
 
     @contextmanager
     def runs_under_way(self) -> Iterator[None]:

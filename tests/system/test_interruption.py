@@ -97,3 +97,20 @@ def test_the_signals_are_given_back_and_what_was_ignored_stays_ignored(said):
         assert signal.getsignal(signal.SIGTERM) != before
         assert not interruption.asked()
     assert signal.getsignal(signal.SIGTERM) is before
+
+
+def test_end_of_the_shell_of_a_batch_job_is_a_sigterm(said, monkeypatch):
+    with Interruption(grace_s=0.2, say=said.append, in_job=True) as interruption, interruption.runs_under_way():
+        assert not interruption.asked()
+        monkeypatch.setattr("scalebench.system.interruption.os.getppid", lambda: 1)
+        assert interruption.asked()
+        assert interruption.signum == signal.SIGTERM
+        assert said == ["stopping: the job of the scheduler is ending"]
+        with pytest.raises(AbandonedError):
+            time.sleep(60)
+
+
+def test_end_of_the_parent_outside_of_a_job_ends_nothing(said, monkeypatch):
+    with Interruption(say=said.append) as interruption:
+        monkeypatch.setattr("scalebench.system.interruption.os.getppid", lambda: 1)
+        assert not interruption.asked()
