@@ -40,6 +40,11 @@ STUDY_OPTIONS: dict[str, dict[str, Any]] = {
     "name": {"metavar": "NAME", "help": "Name of the study, and of its results folder."},
     "save_weights": {"is_flag": True, "default": None, "help": "Keep each run's initial and final weights as .npz."},
     "init_weights": {"type": PATH, "metavar": "FILE.npz", "help": "Start from these weights."},
+    "patience": {
+        "type": float,
+        "metavar": "SECONDS",
+        "help": "Time without a sign of life of any worker, after which a real run is ended.  [default: 60]",
+    },
     "calibration": {"type": PATH, "metavar": "FILE", "help": "Charge virtual runs by this file."},
     "require_quiet": {
         "is_flag": True,

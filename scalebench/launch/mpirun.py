@@ -18,9 +18,9 @@ from pathlib import Path
 
 from scalebench.comm import engines
 from scalebench.errors import EngineError
-from scalebench.launch.hosts import reachable, require_seen
+from scalebench.launch.hosts import reachable, require_seen, require_there
 from scalebench.launch.processes import environment, launch_command, stop
-from scalebench.native.heartbeat import create_heartbeats
+from scalebench.native.heartbeat import create_heartbeats, is_stopped, mark_over
 from scalebench.native.job import REFUSED, Death, Job, JsonLines, server_ranks, settings_of
 from scalebench.native.nodes import Nodes
 from scalebench.native.postmortem import Pulse, cause_of_death, what_to_check
@@ -30,8 +30,9 @@ from scalebench.system.parent_watch import end_with_parent
 from scalebench.training.outcome import Outcome
 
 _POLL_S = 0.05
-CONNECTING_LIMIT_S = 60.0  # for ranks that wait for one another before a run, more where many share a core
+_ENDING_LIMIT_S = 20.0  # for processes to end after their last run
 _BARREN_LAUNCHES = 2  # in a row: then it is not the runs' fault
+PATIENCE_S = 60.0  # without a sign of life of any worker
 
 
 @dataclass(frozen=True)
@@ -52,7 +53,9 @@ class Launcher:
     log: Callable[[str], None]
     weights_folder: Path | None = None
     startup_limit_s: float | None = None
+    patience_s: float = PATIENCE_S
     stopping: Callable[[], bool] = lambda: False
+    job_is_ending: Callable[[], bool] = lambda: False
     more: Callable[[], Sequence[Run]] | None = None
     warmup_runs: int = 0
 
@@ -88,6 +91,7 @@ class Launcher:
                         self.on_outcome(run, Outcome(run.run_id, "failed", error))
                     break
                 if left:
+                    require_there([self.work_dir])
                     self.log(f"launching the remaining {len(left)} run{'s' * (len(left) > 1)} again ({watch.cause})")
 
 
@@ -198,6 +202,7 @@ class _Launch:
             death = self._attend(process, events, pulse, JsonLines(job.further))
         finally:
             stop(process, pulse.pids)
+            mark_over(job.heartbeats)
         if death is None:  # stopped: what began after the last run does not count
             return
         if death.status == REFUSED:
@@ -211,6 +216,7 @@ class _Launch:
     ) -> Death | None:
         """Pass on the events of the ranks until they end or have to be ended; None after a request to stop."""
         self._since = time.monotonic()
+        patience_s = self._launcher.patience_s
         watched: Run | None = None
         while process.poll() is None:
             self._hear(events)
@@ -223,21 +229,30 @@ class _Launch:
             run = self._under_way
             if run is not watched:
                 watched = run
-                pulse.watch(run.workers if run is not None else 0)
+                pulse.watch(run.workers if run is not None else self._ranks)
             pulse.feel()
             elapsed = time.monotonic() - self._since
-            if run is not None and (silent_s := pulse.hush_s()):
-                self._launcher.log(
-                    f"{run.run_id}: no worker has shown a sign of life for {silent_s:.0f} s; "
-                    f"{pulse.stopped(run.workers, server_ranks(run))}. "
-                    f"It is left to its limit of {run.time_limit_s:g} s; Ctrl-C twice abandons it"
-                )
+            if not self.left and self._more is None:
+                if elapsed > _ENDING_LIMIT_S:
+                    why = pulse.not_ended(engines.launcher(), process.pid)
+                    ending = f"the processes had not ended {elapsed:.0f} s after their last run: {why}"
+                    self._launcher.log(f"{ending}; they are killed")
+                    return Death("failed", ending)
+                time.sleep(_POLL_S)
+                continue
             processes = run.workers + server_ranks(run) if run is not None else self._ranks
-            limit_s = CONNECTING_LIMIT_S * max(1.0, processes / reachable().cores / 8)
+            limit_s = patience_s * max(1.0, processes / reachable().cores / 8)
             if (waited_s := pulse.connecting_s(processes)) > limit_s:
                 error = (
                     f"{pulse.unconnected(processes)} {waited_s:.0f} s while connecting; {what_to_check(pulse.hosts)}"
                 )
+                return Death("failed", error, run.run_id if run is not None else "")
+            silent_s = min(elapsed, pulse.hush_s(patience_s)) if self.achieved and not waited_s else 0.0
+            if silent_s > patience_s:
+                who = pulse.silent(run.workers, server_ranks(run)) if run is not None else pulse.silent(self._ranks)
+                if is_stopped(process.pid):  # ranks ask it where the others are
+                    who = f"{engines.launcher()} is stopped; {who}"
+                error = f"no worker showed a sign of life for {silent_s:.0f} s (--patience): {who}"
                 return Death("failed", error, run.run_id if run is not None else "")
             if run is not None and elapsed > run.time_limit_s:
                 stopped = pulse.stopped(run.workers, server_ranks(run))
@@ -246,10 +261,12 @@ class _Launch:
                 stopped = pulse.stopped(self._ranks)
                 return Death("failed", f"no run began within {self._startup_limit_s:g} s; {stopped}")
             time.sleep(_POLL_S)
-        if self._launcher.stopping():  # a scheduler tells the ranks too: whatever they died of, no run is to blame
+        # A scheduler tells the ranks too, or them alone: whatever they died of then, no run is to blame.
+        if self._launcher.stopping() or self._launcher.job_is_ending():
             self._hear(events)
             return None
-        return cause_of_death(self._folder, process.returncode, pulse.hosts, engines.launcher())
+        workers = self._under_way.workers if self._under_way is not None else None
+        return cause_of_death(self._folder, process.returncode, pulse.hosts, engines.launcher(), workers)
 
     def _go_on(self, further: JsonLines) -> None:
         assert self._more is not None

@@ -6,6 +6,7 @@ past it no further one begins, and the same command goes on with those that are 
 
 from __future__ import annotations
 
+import os
 import shutil
 import time
 from collections.abc import Callable, Sequence
@@ -17,7 +18,7 @@ from typing import Any
 
 from scalebench.analysis.loading import read_trials
 from scalebench.cluster.engine_costs import EngineCosts
-from scalebench.comm import engines
+from scalebench.comm import engines, slurm
 from scalebench.formatting import seconds
 from scalebench.launch.machine import check_calibration, check_kept_calibration, machine_for
 from scalebench.launch.model_check import look_at_model
@@ -33,7 +34,7 @@ from scalebench.records.attempts import Attempts
 from scalebench.records.folder import RUNS, require_writable
 from scalebench.records.lock import FILE, LockedError, folder_lock, owner_of
 from scalebench.records.progress import Planned, group_of, keep_planned
-from scalebench.records.provenance import collect, redact
+from scalebench.records.provenance import collect, in_job, redact
 from scalebench.records.rows import rows_of
 from scalebench.records.store import Store
 from scalebench.records.study_file import keep_study, require_same
@@ -74,7 +75,7 @@ def run_study(
         start_forkserver()
     plan.prepared.notes += look_at_model(plan)
     check_calibration(plan)
-    with folder_lock(folder), Interruption() as interruption:
+    with folder_lock(folder), Interruption(in_job=in_job(os.environ)) as interruption:
         keep_study(folder, study)
         with Store(folder) as store:
             study_run = StudyRun(plan, store, reporter, interruption, fail_fast=fail_fast, only_failed=only_failed)
@@ -237,7 +238,9 @@ class StudyRun:
                     on_start=self.started,
                     on_outcome=self.ended,
                     log=lambda text: self._reporter.note(redact(text, names=False)),
+                    patience_s=self.plan.study.patience,
                     stopping=stopping,
+                    job_is_ending=self._job_is_ending,
                     more=self._next_block if self.rule.grows else None,
                     warmup_runs=self.plan.study.warmup_runs,
                 ).launch(runs)
@@ -276,6 +279,12 @@ class StudyRun:
 
     def _stopping(self) -> bool:
         return self._interruption.asked() or (self._fail_fast and bool(self.tally.failed))
+
+    def _job_is_ending(self) -> bool:
+        """Return True if Slurm ends the job, and then begin no other run; it may have told the batch shell alone."""
+        if slurm.job_is_ending():
+            self._interruption.end_with_job()
+        return self._interruption.asked()
 
     def _next_block(self) -> list[Run]:
         runs = self._left(virtual=False)

@@ -2,6 +2,9 @@
 
 A hung run shows no other sign. A stopped worker is behind those that wait for it: in batches, else in beats. One clock
 reading is one beat; beats of earlier batches are not compared, as not every worker takes the snapshots.
+
+A long computation reads no clock. A thread of each rank looks at it once a second: while the rank computes, which uses
+processor time outside of communication, that is a sign of life, too. A rank that waits for others gives none.
 """
 
 from __future__ import annotations
@@ -9,13 +12,25 @@ from __future__ import annotations
 import mmap
 import os
 import platform
+import signal
 import struct
+import sys
+import threading
+import time
+from contextlib import suppress
 from dataclasses import dataclass
 from enum import IntEnum
 from pathlib import Path
+from types import FrameType
 
-_NUMBERS = "=4q"  # process id, phase, batches, beats
-_FIELDS = struct.Struct(f"{_NUMBERS}64s")  # and the host name
+_NUMBERS = "=5q"  # process id, phase, batches, beats, looks at which it computed
+_FIELDS = struct.Struct(f"{_NUMBERS}64s32s")  # the host name, and the operation in which it waits
+_HOST, _OPERATION = struct.calcsize(_NUMBERS), struct.calcsize(f"{_NUMBERS}64s")
+_LOOK_S = 1.0
+_LOOKS_AT_FILE = 10  # looks between two at the launcher's mark
+_OVER = b"over"
+_COMMUNICATION = ("/mpi4py/", "/horovod/", "/torch/distributed/", "/scalebench/comm/")
+_CONTROL = "/scalebench/native/"
 
 
 class Phase(IntEnum):
@@ -29,20 +44,24 @@ class Phase(IntEnum):
     EVALUATING = 5
     REPORTING = 6
     FINISHED = 7
+    LEAVING = 8  # its threads have ended
 
 
 @dataclass(frozen=True)
 class Beat:
     """The last heartbeat of one rank; `batches` counts within the phase, `beats` within the batch.
 
-    While a rank connects, `batches` is the rank that it waits for, plus one; 0 if it waits for several.
+    While a rank connects, `batches` is the rank that it waits for, plus one; 0 if it waits for several. `operation` is
+    the communication in which it was when its thread looked, empty outside of any.
     """
 
     pid: int
     phase: Phase
     batches: int
     beats: int
+    computed: int = 0
     host: str = ""
+    operation: str = ""
 
     @property
     def progress(self) -> tuple[Phase, int, int]:
@@ -56,9 +75,10 @@ class Heartbeat:
     def __init__(self, path: Path, rank: int) -> None:
         with path.open("r+b") as file:
             self._memory = mmap.mmap(file.fileno(), 0)
-        row = memoryview(self._memory)[rank * _FIELDS.size : (rank + 1) * _FIELDS.size]
-        _FIELDS.pack_into(row, 0, os.getpid(), Phase.STARTING, 0, 0, platform.node().encode()[:64])
-        self._row = row[: struct.calcsize(_NUMBERS)].cast("q")
+        self._text = memoryview(self._memory)[rank * _FIELDS.size : (rank + 1) * _FIELDS.size]
+        _FIELDS.pack_into(self._text, 0, os.getpid(), Phase.STARTING, 0, 0, 0, platform.node().encode()[:64], b"")
+        self._row = self._text[:_HOST].cast("q")
+        self._path = path
 
     def enter(self, phase: Phase) -> None:
         """Begin a new phase."""
@@ -79,15 +99,84 @@ class Heartbeat:
         """Record a sign of life."""
         self._row[3] += 1
 
+    def watch(self) -> None:
+        """Begin to look at the calling thread once a second, and end this process once its launch is over."""
+        threading.Thread(target=self._look, args=(threading.get_ident(),), daemon=True).start()
+
+    def _look(self, thread: int) -> None:
+        clock = time.pthread_getcpuclockid(thread)
+        used = time.clock_gettime(clock)
+        looks = 0
+        while True:
+            time.sleep(_LOOK_S)
+            before, used = used, time.clock_gettime(clock)
+            operation = _operation(sys._current_frames().get(thread))
+            self._text[_OPERATION : _FIELDS.size] = operation.encode()[:32].ljust(32, b"\0")
+            if not operation and used - before > _LOOK_S / 1000:
+                self._row[4] += 1
+            looks += 1
+            if looks % _LOOKS_AT_FILE == 0 and is_over(self._path):
+                _end_with_daemon()
+
+
+def _operation(frame: FrameType | None) -> str:
+    """The communication in which a thread is whose innermost Python function is `frame`; empty outside of any."""
+    if frame is None:
+        return ""
+    file = frame.f_code.co_filename
+    if any(part in file for part in _COMMUNICATION):
+        return frame.f_code.co_name.strip("_")
+    return "synchronisation" if _CONTROL in file else ""
+
+
+def _end_with_daemon() -> None:
+    """End this rank, and its daemon if that is stopped: it would not notice that the launch is over."""
+    with suppress(ProcessLookupError, PermissionError):  # Slurm's own daemon is not ours to end
+        if is_stopped(os.getppid()):
+            os.kill(os.getppid(), signal.SIGKILL)
+    os._exit(1)
+
+
+def is_stopped(pid: int) -> bool:
+    """Return True if a process of this host is stopped, by a signal or a debugger."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] in "tT"
+    except OSError:
+        return False
+
 
 def create_heartbeats(path: Path, ranks: int) -> None:
     """Create an empty file for `ranks` ranks."""
-    path.write_bytes(bytes(_FIELDS.size * ranks))
+    path.write_bytes(bytes(_FIELDS.size * ranks + len(_OVER)))
 
 
 def read_heartbeats(path: Path) -> list[Beat]:
     """Read the last beat of each rank."""
+    rows = path.read_bytes()[: -len(_OVER)]
     return [
-        Beat(pid, Phase(phase), batches, beats, host.rstrip(b"\0").decode(errors="replace"))
-        for pid, phase, batches, beats, host in _FIELDS.iter_unpack(path.read_bytes())
+        Beat(pid, Phase(phase), batches, beats, computed, _text(host), _text(operation))
+        for pid, phase, batches, beats, computed, host, operation in _FIELDS.iter_unpack(rows)
     ]
+
+
+def mark_over(path: Path) -> None:
+    """Tell the ranks that their launch is over: one whose daemon was stopped learns of it in no other way."""
+    with suppress(OSError), path.open("r+b") as file:
+        file.seek(-len(_OVER), os.SEEK_END)
+        file.write(_OVER)
+
+
+def is_over(path: Path) -> bool:
+    """Return True if the launcher has ended the launch, or has removed its files."""
+    try:
+        with path.open("rb") as file:
+            file.seek(-len(_OVER), os.SEEK_END)
+            return file.read() == _OVER
+    except FileNotFoundError:
+        return True
+    except OSError:
+        return False
+
+
+def _text(field: bytes) -> str:
+    return field.rstrip(b"\0").decode(errors="replace")

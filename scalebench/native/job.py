@@ -7,6 +7,7 @@ own, block by block; an empty block ends them.
 from __future__ import annotations
 
 import json
+import sys
 from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import asdict, dataclass
@@ -114,7 +115,11 @@ class Death:
     rank: int = -1
 
     def save(self, folder: Path) -> None:
-        (folder / f"rank-{self.rank}.error").write_text(json.dumps(asdict(self)), encoding="utf-8")
+        """Write the file of this rank, or print the failure where none can be written."""
+        try:
+            (folder / f"rank-{self.rank}.error").write_text(json.dumps(asdict(self)), encoding="utf-8")
+        except OSError as error:
+            print(f"rank {self.rank}: {self.error} (not written: {error})", file=sys.stderr, flush=True)
 
     @classmethod
     def reported(cls, folder: Path) -> Death | None:

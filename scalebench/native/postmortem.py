@@ -5,14 +5,18 @@ from __future__ import annotations
 import platform
 import re
 import signal
+import socket
 import textwrap
 import time
-from collections.abc import Sequence
-from dataclasses import replace
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from dataclasses import dataclass, replace
 from itertools import dropwhile, takewhile
 from pathlib import Path
 
-from scalebench.native.heartbeat import Beat, Phase, read_heartbeats
+from scalebench.native.heartbeat import Beat, Phase, is_stopped, read_heartbeats
 from scalebench.native.job import REFUSED, Death
 
 _SIGNALLED = re.compile(r"process rank (\d+) with PID \d+ on node \S+ exited on signal (\d+)")
@@ -24,30 +28,50 @@ _EXCEPTION = re.compile(r"^[\w.]*(Error|Exception)\b")
 _RANK = re.compile(r"^(\[rank\d+\]: ?)+")  # torch puts it before a traceback, once for each process group there was
 _NOISE = re.compile(r"^(-+|\s*)$")
 _MOST_TOLD = 300  # characters
+_REPORT_BYTES = 1 << 16  # of a run's outcome, about
 _SERVER = ("a server", "servers")
-HUSH_S, HUSH_FACTOR = 60.0, 20.0  # all workers silent for so long, and for so many times the longest silence before
-_SILENCE_S = 1.0  # without a beat for so long a rank has stopped, or computes a very long step
+_LONGER = 3.0  # times the longest silence that ended: then it is unusual
+_SILENCE_S = 2.5  # without a sign of life for so long, of which a rank that computes gives one a second
+_PAUSED_S = 5.0  # between two looks: then this process was stopped itself, and the ranks perhaps with it
+_ANSWER_S = 3.0  # for a host to accept or refuse a connection
+_SSH = 22  # a port: whether anything listens there does not matter
 
 
-def cause_of_death(folder: Path, returncode: int, hosts: Sequence[str] = (), launcher: str = "mpirun") -> Death:
+def cause_of_death(
+    folder: Path,
+    returncode: int,
+    hosts: Sequence[str] = (),
+    launcher: str = "mpirun",
+    workers: int | None = None,
+) -> Death:
     """Find the failure that ended the launch whose files are in `folder`; `hosts` are those of its ranks, if several.
 
-    mpirun names the process that ended first: a rank that died without an error file precedes the errors of others,
-    which report broken connections. Ranks wait before they abort, so that mpirun notices it (`processes`).
+    `workers` are those of the run under way: ranks after them are servers. mpirun names the process that ended first: a
+    rank that died without an error file precedes the errors of others, which report broken connections. Ranks wait
+    before they abort, so that mpirun notices it (`processes`).
     """
     reported = Death.reported(folder)
-    output = (folder / "stderr.txt").read_text(encoding="utf-8", errors="replace")
+    # mpirun writes of its daemons to its standard output.
+    output, more = (
+        (folder / name).read_text(encoding="utf-8", errors="replace") if (folder / name).exists() else ""
+        for name in ("stderr.txt", "stdout.txt")
+    )
     if reported is not None and reported.status == REFUSED:
         return reported
-    if error := _told_by_launcher(output, hosts, -1 if reported is None else reported.rank):
+    ranks = _Names(hosts, workers)
+    if error := _told_by_launcher(f"{output}\n{more}", ranks, -1 if reported is None else reported.rank):
         return Death("failed", error, reported.run_id if reported is not None else "")
     if reported is not None:
-        return replace(reported, error=f"{_named(reported.rank, hosts)}: {reported.error}")
+        return replace(reported, error=f"{ranks.named(reported.rank)}: {reported.error}")
+    if full := _not_writable(folder):
+        return Death("failed", full)
     if match := _HUNG_UP.search(" ".join(output.split())):
-        ranks = _ranks_on(match[2], hosts, ", where {} ran")
-        error = f"a process on {match[1]} lost its connection to {match[2]}{ranks}: check that host"
+        where = ranks.on(match[2], ", where {} ran")
+        error = f"a process on {match[1]} lost its connection to {match[2]}{where}: check that host"
     elif returncode == 0:
         error = "the ranks exited before reporting"
+    elif returncode < 0:
+        error = f"{launcher} {_ended_by(-returncode)}"
     elif launcher == "mpirun" and len(set(hosts)) > 1 and returncode - 128 in set(signal.Signals):
         where = ", ".join(sorted(set(hosts)))
         ended = _ended_by(returncode - 128)
@@ -57,31 +81,56 @@ def cause_of_death(folder: Path, returncode: int, hosts: Sequence[str] = (), lau
     return Death("failed", error)
 
 
-def _told_by_launcher(output: str, hosts: Sequence[str], speaker: int) -> str:
+@dataclass(frozen=True)
+class _Names:
+    """The names of ranks: by the hosts on which they are, if several; those after `workers` are servers."""
+
+    hosts: Sequence[str] = ()
+    workers: int | None = None
+
+    def named(self, rank: int) -> str:
+        server = f" ({_SERVER[0]})" if self.workers is not None and rank >= self.workers else ""
+        return f"{_named(rank, self.hosts)}{server}"
+
+    def on(self, host: str, text: str) -> str:
+        """The ranks on `host`, in `text`; empty without any."""
+        short = host.partition(".")[0]
+        there = [rank for rank, name in enumerate(self.hosts) if name.partition(".")[0] == short]
+        return text.format(_ranks(there)) if there else ""
+
+
+def _not_writable(folder: Path) -> str:
+    """The reason why nothing can be written into `folder`, which keeps ranks from reporting; empty if it can be."""
+    path = folder / "written"
+    try:
+        path.write_bytes(bytes(_REPORT_BYTES))
+    except OSError as error:
+        return f"the ranks could not write their results and reports: {error.strerror or error}, in {folder}"
+    finally:
+        with suppress(OSError):
+            path.unlink(missing_ok=True)
+    return ""
+
+
+def _told_by_launcher(output: str, ranks: _Names, speaker: int) -> str:
     """The end of the process that mpirun or srun names first, unless it is the `speaker`; empty without one."""
     flat = " ".join(output.split())
     if (task := _TASK.search(output)) and int(task[1]) != speaker:
         number = next((each.value for each in signal.Signals if signal.strsignal(each) == task[2].strip()), None)
-        return f"{_named(int(task[1]), hosts)} {_ended_by(number) if number else 'exited before reporting'}"
+        return f"{ranks.named(int(task[1]))} {_ended_by(number) if number else 'exited before reporting'}"
     if (match := _SIGNALLED.search(flat)) and int(match[1]) != speaker:
-        return f"{_named(int(match[1]), hosts)} {_ended_by(int(match[2]))}"
+        return f"{ranks.named(int(match[1]))} {_ended_by(int(match[2]))}"
     if (match := _IMPROPER.search(flat)) and int(match[1]) != speaker:
-        return f"{_named(int(match[1]), hosts)} exited before reporting"
+        return f"{ranks.named(int(match[1]))} exited before reporting"
     if match := _LOST.search(flat):
-        ranks = _ranks_on(match[1], hosts, " with {}")
-        return f"mpirun lost its daemon on {match[1]}{ranks}: check that host, its memory and its network"
+        there = ranks.on(match[1], " with {}")
+        return f"mpirun lost its daemon on {match[1]}{there}: check that host, its memory and its network"
     return ""
 
 
 def _ended_by(number: int) -> str:
     memory = ", perhaps for want of memory" if number == signal.SIGKILL else ""
     return f"was ended by signal {number} ({signal.strsignal(number)}{memory})"
-
-
-def _ranks_on(host: str, hosts: Sequence[str], text: str) -> str:
-    """The ranks on `host`, in `text`; empty without any."""
-    there = [rank for rank, name in enumerate(hosts) if name == host]
-    return text.format(_ranks(there)) if there else ""
 
 
 def telling_line(text: str) -> str:
@@ -111,7 +160,8 @@ class Pulse:
         self._path = path
         self._beats: list[Beat] = read_heartbeats(path)
         self._changed = [time.monotonic()] * len(self._beats)
-        self._watched, self._longest, self._hushed = 0, 0.0, False
+        self._watched, self._longest = 0, 0.0
+        self._felt = time.monotonic()
 
     @property
     def pids(self) -> list[int]:
@@ -126,12 +176,15 @@ class Pulse:
 
     def watch(self, workers: int) -> None:
         """Begin watching a run of the first `workers` ranks."""
-        self._watched, self._longest, self._hushed = workers, 0.0, False
+        self._watched, self._longest = workers, 0.0
         self._changed[:workers] = [time.monotonic()] * workers
 
     def feel(self) -> None:
-        """Read the file; call often."""
+        """Read the file; call often. The time in which this process itself was stopped is no silence."""
         now = time.monotonic()
+        if (paused := now - self._felt) > _PAUSED_S:
+            self._changed = [moment + paused for moment in self._changed]
+        self._felt = now
         before = self._hush_s(now)
         for rank, beat in enumerate(read_heartbeats(self._path)):
             if beat != self._beats[rank]:
@@ -140,13 +193,27 @@ class Pulse:
         if self._hush_s(now) < before:
             self._longest = max(self._longest, before)
 
-    def hush_s(self) -> float:
-        """Seconds of silence of all workers, returned once, when it is unusually long; 0 otherwise."""
+    def hush_s(self, patience: float) -> float:
+        """Seconds of silence of all watched ranks, if they exceed `patience` and what was usual; 0 otherwise."""
         seconds = self._hush_s(time.monotonic())
-        if self._hushed or seconds <= max(HUSH_S, HUSH_FACTOR * self._longest):
-            return 0.0
-        self._hushed = True
-        return seconds
+        return seconds if seconds > max(patience, _LONGER * self._longest) else 0.0
+
+    def silent(self, workers: int, servers: int = 0) -> str:
+        """Name the rank for which all others wait and their operation, and the hosts that do not answer."""
+        beats = self._beats[: workers + servers]
+        waiting = [rank for rank, beat in enumerate(beats[:workers]) if beat.operation]
+        behind = self._behind(workers, servers)
+        names = _Names(self.hosts, workers)
+        phase = beats[behind[0]].phase.name.lower() if behind else ""
+        text = f"{', '.join(map(names.named, behind)) or 'no rank'} had stopped while {phase}"
+        operations = Counter(beats[rank].operation for rank in waiting if rank not in behind)
+        if operations:
+            text += f", and the others waited in {operations.most_common(1)[0][0]}"
+        elif len(behind) > 1 and (own := beats[behind[0]].operation):
+            text += f", in {own}"
+        for host in unanswering(dict.fromkeys(filter(None, names.hosts))):
+            text += f"; {host}{names.on(host, ' with {}')} does not answer: check that host and its network"
+        return text
 
     def connecting_s(self, ranks: int) -> float:
         """Seconds for which one of the first `ranks` ranks has been connecting while the others did so, or before."""
@@ -177,23 +244,63 @@ class Pulse:
         of it: only the ones furthest behind are named.
         """
         now = time.monotonic()
-        silent = [rank for rank in range(workers + servers) if now - self._changed[rank] > _SILENCE_S]
-        if not silent:
+        named = self._behind(workers, servers)
+        if not named:
             return "all ranks were still working"
-        first = min(self._changed[rank] for rank in silent)
-        if dumb := [rank for rank in silent if rank >= workers and self._changed[rank] < first + _SILENCE_S]:
-            return f"{_ranks(dumb)} ({_SERVER[len(dumb) > 1]}) had stopped {self._silent_s(dumb, now):.1f} s before"
-        silent = [rank for rank in silent if rank < workers]
-        furthest_behind = min(self._beats[rank].progress for rank in silent)
-        named = [rank for rank in silent if self._beats[rank].progress == furthest_behind]
+        if named[0] >= workers:
+            return f"{_ranks(named)} ({_SERVER[len(named) > 1]}) had stopped {self._silent_s(named, now):.1f} s before"
         phase = self._beats[named[0]].phase.name.lower()
         return f"{_ranks(named)} had stopped {self._silent_s(named, now):.1f} s before, while {phase}"
+
+    def _behind(self, workers: int, servers: int) -> list[int]:
+        """The silent ranks for which the others wait."""
+        now = time.monotonic()
+        silent = [rank for rank in range(workers + servers) if now - self._changed[rank] > _SILENCE_S]
+        if not silent:
+            return []
+        first = min(self._changed[rank] for rank in silent)
+        if dumb := [rank for rank in silent if rank >= workers and self._changed[rank] < first + _SILENCE_S]:
+            return dumb
+        silent = [rank for rank in silent if rank < workers]
+        furthest_behind = min(self._beats[rank].progress for rank in silent)
+        return [rank for rank in silent if self._beats[rank].progress == furthest_behind]
+
+    def not_ended(self, launcher: str, pid: int) -> str:
+        """Name what keeps a launch, whose `launcher` has this process id, from its end after its last run."""
+        hosts = self.hosts
+        if is_stopped(pid):
+            return f"{launcher} is stopped"
+        for rank, beat in enumerate(self._beats):
+            if beat.host == platform.node() and is_stopped(beat.pid):
+                return f"{_named(rank, hosts)} is stopped"
+        if running := [rank for rank, beat in enumerate(self._beats) if beat.phase is Phase.FINISHED]:
+            return f"a thread of {', '.join(_named(rank, hosts) for rank in running)} does not end"
+        return "a process on another host is stopped" if hosts else f"{launcher} does not end"
 
     def _hush_s(self, now: float) -> float:
         return now - max(self._changed[: self._watched], default=now)
 
     def _silent_s(self, ranks: Sequence[int], now: float) -> float:
         return now - max(self._changed[rank] for rank in ranks)
+
+
+def unanswering(hosts: Iterable[str]) -> list[str]:
+    """Those of the other `hosts` that neither accept nor refuse a connection."""
+    others = [host for host in hosts if host != platform.node()]
+    if not others:
+        return []
+    with ThreadPoolExecutor(min(32, len(others))) as pool:
+        return [host for host, answers in zip(others, pool.map(_answers, others), strict=True) if not answers]
+
+
+def _answers(host: str) -> bool:
+    try:
+        socket.create_connection((host, _SSH), _ANSWER_S).close()
+    except ConnectionRefusedError:
+        return True
+    except OSError:
+        return False
+    return True
 
 
 def _named(rank: int, hosts: Sequence[str]) -> str:

@@ -7,6 +7,7 @@ gathers the meters and tells the launcher.
 
 from __future__ import annotations
 
+import atexit
 import gc
 import os
 import platform
@@ -47,15 +48,19 @@ def main(path: Path) -> None:
         world = MPI.COMM_WORLD
         if world.size != job.ranks:
             error = apart(job.ranks, world.size, job.launcher, MPI.Get_library_version())
-            Death(REFUSED, error, rank=world.rank).save(job.folder)
-            world.Abort(1)
+            try:
+                Death(REFUSED, error, rank=world.rank).save(job.folder)
+            finally:
+                world.Abort(1)
         heart = Heartbeat(job.heartbeats, world.rank)
+        heart.watch()
         _finish_importing()
         contact(world, heart)
         _serve(job, world, heart)
         return
     rank = int(os.environ["SLURM_PROCID"])  # Slurm's number
     heart = Heartbeat(job.heartbeats, rank)
+    heart.watch()
     _finish_importing()
     try:
         group = meet(job.folder, heart, rank, job.ranks)
@@ -72,9 +77,12 @@ def _serve(job: Job, world: Control, heart: Heartbeat) -> None:
         loop.serve()
     except BaseException as error:
         status = error.status if isinstance(error, RunError) else "failed"
-        Death(status, in_one_line(error), loop.current, world.rank).save(job.folder)
-        world.Abort(1)
+        try:
+            Death(status, in_one_line(error), loop.current, world.rank).save(job.folder)
+        finally:  # whatever becomes of the reason: the others wait for this rank
+            world.Abort(1)
     heart.enter(Phase.FINISHED)
+    atexit.register(heart.enter, Phase.LEAVING)  # called after the last thread of an own model has ended
 
 
 def contact(world: MPI.Comm, heart: Heartbeat) -> None:

@@ -208,6 +208,9 @@ class Study(Training):
     native_budget_s: PositiveFloat | None = Field(
         None, description="seconds after which no real run begins; by default 90 where native runs check virtual ones"
     )
+    patience: PositiveFloat = Field(
+        60.0, description="seconds without a sign of life of any worker, after which a run of real processes is ended"
+    )
 
     @model_validator(mode="after")
     def _slow_workers_exist(self) -> Study:

@@ -9,6 +9,8 @@ import sys
 
 import pytest
 
+from scalebench.comm import engines
+
 LIBC = ctypes.CDLL(None)
 
 
@@ -74,3 +76,52 @@ def test_folder_made_read_only_during_the_study_fails_the_weights_only(place):
     output = last.communicate(timeout=120)[0]
     assert last.returncode == 0, output
     assert len(list(weights.glob("*.npz"))) == 32
+
+
+FILLING = """
+import os, torch
+
+class Filling(torch.nn.Linear):
+    calls = 0
+    def forward(self, x):
+        self.calls += 1
+        if self.calls == 200 and os.environ.get("OMPI_COMM_WORLD_RANK") == "0":
+            try:
+                with open(os.environ["FILL"], "wb", buffering=0) as file:
+                    while True:
+                        file.write(bytes(1024))
+            except OSError:
+                pass
+        return super().forward(x)
+
+def build(input_shape, outputs):
+    return Filling(input_shape[0], outputs)
+"""
+
+
+def test_disk_that_fills_while_real_ranks_train_ends_the_command_at_once(place):
+    """Rank 0 can write neither the outcome nor the reason of its failure, and still ends the others."""
+    if os.getuid() != 0:
+        pytest.skip("only root may mount a small file system")
+    if reason := engines.available("mpi"):
+        pytest.skip(reason)
+    (place.folder / "small-disk").mkdir()
+    (place.folder / "filling.py").write_text(FILLING)
+    native = "--execution native --engine mpi --workers 2 --strategy allreduce --repetitions 1 --epochs 40 "
+    native += "--model filling.py:build"
+    command = f"{sys.executable} -m scalebench run study.yaml --output small-disk {native}"
+    script = (
+        "mount -t tmpfs -o size=300k tmpfs small-disk || exit 77\n"
+        f"FILL=small-disk/fill {command} >first.txt 2>&1; echo $? >first.code\n"
+        "rm small-disk/fill\n"
+        f"FILL=/dev/null/none {command} >second.txt 2>&1; echo $? >second.code\n"
+    )
+    done = subprocess.run(["unshare", "-m", "sh", "-c", script], cwd=place.folder, capture_output=True, check=False)
+    if done.returncode in (1, 77):
+        pytest.skip(f"no file system can be mounted here: {done.stderr.decode().strip()}")
+    first = (place.folder / "first.txt").read_text()
+    assert (place.folder / "first.code").read_text().strip() in ("1", "2"), first
+    assert "No space left on device" in first
+    assert "Traceback" not in first
+    print(first)
+    assert (place.folder / "second.code").read_text().strip() == "0", (place.folder / "second.txt").read_text()

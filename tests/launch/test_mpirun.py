@@ -122,21 +122,62 @@ def test_ranks_that_exit_early_or_diverge_apart_end_their_launch(tmp_path):
     assert len(found.messages) == 3
 
 
-@pytest.mark.thorough
-def test_silence_is_reported_and_ends_no_run(tmp_path, monkeypatch):
-    """A rank hangs: the launcher reports it and leaves the run to its limit."""
-    monkeypatch.setattr("scalebench.native.postmortem.HUSH_S", 0.0)
-    monkeypatch.setattr("scalebench.native.postmortem.HUSH_FACTOR", 0.0)
-    hung = Recorder([faulty("hung", "hang", time_limit_s=4.0)], tmp_path)
-    (message,) = hung.messages
-    assert message.startswith("hung: no worker has shown a sign of life for ")
-    assert message.endswith("It is left to its limit of 4 s; Ctrl-C twice abandons it")
-    assert hung.outcomes["hung"].status == "timeout"
+@needs_mpi
+def test_silent_run_is_ended_and_one_that_computes_goes_on(tmp_path):
+    """Rank 1 computes for longer than the patience, which is a sign of life; then it sleeps."""
+    found = Recorder([faulty("computes", "compute"), faulty("hung", "hang"), make_run("after")], tmp_path, patience_s=5)
+    assert found.outcomes["computes"].status == "completed", found.outcomes["computes"].error
+    hung = found.outcomes["hung"]
+    assert hung.status == "failed"
+    assert re.fullmatch(
+        r"no worker showed a sign of life for \d+ s \(--patience\): rank 1 had stopped while training, and the others "
+        "waited in allreduce",
+        hung.error,
+    ), hung.error
+    assert found.outcomes["after"].status == "completed"
+
+
+@needs_mpi
+def test_processes_that_do_not_end_after_the_last_run_are_killed(tmp_path, monkeypatch):
+    monkeypatch.setattr("scalebench.launch.mpirun._ENDING_LIMIT_S", 3.0)
+    found = Recorder([faulty("threaded", "thread")], tmp_path)
+    assert found.outcomes["threaded"].status == "completed"
+    (message,) = found.messages
+    assert re.fullmatch(
+        r"the processes had not ended \d+ s after their last run: a thread of rank 1 does not end; they are killed",
+        message,
+    ), message
+    assert not [p for p in psutil.process_iter(["cmdline"]) if str(tmp_path) in " ".join(p.info["cmdline"] or ())]
+
+
+@needs_mpi
+@pytest.mark.parametrize("signum", [signal.SIGKILL, pytest.param(signal.SIGSTOP, marks=pytest.mark.thorough)])
+def test_killed_mpirun_is_named_and_a_stopped_one_is_killed(tmp_path, monkeypatch, signum):
+    """A stopped mpirun passes nothing on, and the run is made; only its end never comes."""
+    monkeypatch.setattr("scalebench.launch.mpirun._ENDING_LIMIT_S", 3.0)
+
+    class Struck(Recorder):
+        def started_one(self, run):
+            super().started_one(run)
+            if run.run_id == "struck":
+                heartbeats = max((tmp_path / "work").iterdir(), key=lambda path: path.stat().st_mtime) / "heartbeats"
+                threading.Thread(target=strike, args=(heartbeats, 0, signum, True), daemon=True).start()
+
+    killed = signum == signal.SIGKILL
+    found = Struck([make_run("struck", epochs=10**5 if killed else 400), *[make_run("after")] * killed], tmp_path)
+    if killed:
+        error = "mpirun was ended by signal 9 (Killed, perhaps for want of memory)"
+        assert (found.outcomes["struck"].status, found.outcomes["struck"].error) == ("failed", error)
+        assert found.outcomes["after"].status == "completed"
+        return
+    assert found.outcomes["struck"].status == "completed"
+    (message,) = found.messages
+    assert "s after their last run: mpirun is stopped; they are killed" in message
 
 
 # Strategy, rank, signal, and the outcome: a server in CI, a client and a worker without server in thorough tests.
 STRUCK_SERVERS = {
-    "killed server": ("asp", 2, signal.SIGKILL, "failed", r"rank 2 was ended by signal 9 \(Killed.*"),
+    "killed server": ("asp", 2, signal.SIGKILL, "failed", r"rank 2 \(a server\) was ended by signal 9 \(Killed.*"),
     "hung server": ("ssp", 2, signal.SIGSTOP, "timeout", r"exceeded .*; rank 2 \(a server\) had stopped .* s before"),
 }
 STRUCK_WORKERS = {
@@ -157,12 +198,12 @@ class Striking(Recorder):
             threading.Thread(target=strike, args=(heartbeats, rank, signum), daemon=True).start()
 
 
-def strike(heartbeats, rank, signum):
+def strike(heartbeats, rank, signum, parent=False):
     deadline = time.monotonic() + 60
     while time.monotonic() < deadline:
         beat = read_heartbeats(heartbeats)[rank]
         if beat.phase == Phase.TRAINING and (beat.batches > 20 or beat.beats > 200):  # a server has no batches
-            os.kill(beat.pid, signum)
+            os.kill(psutil.Process(beat.pid).ppid() if parent else beat.pid, signum)
             return
         time.sleep(0.01)
 

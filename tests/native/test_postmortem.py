@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+
 import pytest
 
 from scalebench.native.job import Death
@@ -77,6 +79,42 @@ def test_lost_daemon_is_named_with_host_and_ranks(said, tmp_path):
     (tmp_path / "stderr.txt").write_text(said)
     death = cause_of_death(tmp_path, 1, ["n0", "n1", "n2", "n2"])
     assert death.error.startswith("mpirun lost its daemon on n2 with ranks 2, 3: check that host")
+
+
+@pytest.mark.parametrize("said", LOST)
+def test_daemon_that_mpirun_names_on_its_standard_output_precedes_broken_connections(said, tmp_path):
+    (tmp_path / "stdout.txt").write_text(said)
+    (tmp_path / "stderr.txt").write_text(HUNG_UP)
+    BROKEN.save(tmp_path)
+    told = cause_of_death(tmp_path, 1, ["n0", "n1", "n2.cluster"]).error
+    assert told.startswith("mpirun lost its daemon on n2 with rank 2: check that host")
+
+
+def test_killed_launcher_is_named_with_its_signal(tmp_path):
+    told = cause_of_death(tmp_path, -9).error
+    assert told == "mpirun was ended by signal 9 (Killed, perhaps for want of memory)"
+    assert cause_of_death(tmp_path, -15, launcher="srun").error == "srun was ended by signal 15 (Terminated)"
+
+
+def test_rank_after_the_workers_is_called_a_server(tmp_path):
+    (tmp_path / "stderr.txt").write_text(SIGNALLED)
+    assert cause_of_death(tmp_path, 1, workers=2).error.startswith("rank 2 (a server) was ended by signal 9")
+    assert cause_of_death(tmp_path, 1, HOSTS, workers=2).error.startswith("rank 2 on n1 (a server) was ended by")
+    assert cause_of_death(tmp_path, 1, workers=3).error.startswith("rank 2 was ended by signal 9")
+
+
+def test_ranks_that_could_not_report_are_explained_by_what_keeps_this_process_from_writing(tmp_path, monkeypatch):
+    def full(path, content):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr("pathlib.Path.write_bytes", full)
+    told = cause_of_death(tmp_path, 1).error
+    assert told.startswith("the ranks could not write their results and reports: No space left on device, in ")
+
+
+def test_reason_that_cannot_be_written_is_printed(tmp_path, capsys):
+    Death("failed", "ValueError: upset", "r", 2).save(tmp_path / "gone")
+    assert "rank 2: ValueError: upset (not written: " in capsys.readouterr().err
 
 
 def test_killed_rank_is_named_with_its_host_among_several(tmp_path):

@@ -2,6 +2,7 @@
 
 import os
 import signal
+import threading
 import time
 
 import torch
@@ -35,6 +36,12 @@ class Faulty(torch.nn.Module):
             raise ValueError("the third\nlayer is upset")
         elif self.fault == "hang":
             time.sleep(3600)
+        elif self.fault == "compute" and self.calls == self.at + 1:
+            until = time.monotonic() + 8
+            while time.monotonic() < until:
+                torch.ones(100, 100) @ torch.ones(100, 100)
+        elif self.fault == "thread" and self.calls == self.at + 1:
+            threading.Thread(target=time.sleep, args=(3600,)).start()
 
 
 def build(input_shape, outputs, fault="none", rank=1, at=25):
