@@ -36,6 +36,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[1]))  # for the hosts of the tests
 
+from scalebench.comm import engines
 from scalebench.native.heartbeat import Beat, Phase, read_heartbeats
 from tests.hosts import slurm
 from tests.hosts.conftest import reached_by_name
@@ -105,7 +106,8 @@ class Fault:
     """What `inject` does to a run under way, and what its row, or the last line of the command, has to say.
 
     `completes`: the run itself is not to be harmed, and the text is looked for in the output of the command. `ends`:
-    the command ends, too. `once`: the fault is taken back by the function that `inject` returns.
+    the command ends, too. `before`: the fault is there before the command. It is taken back by the function that
+    `inject` returns, if any.
     """
 
     name: str
@@ -113,6 +115,7 @@ class Fault:
     expected: str
     completes: bool = False
     ends: bool = False
+    before: bool = False
 
 
 @dataclass(frozen=True)
@@ -213,11 +216,12 @@ class InJob(Place):
     def __init__(self, hosts: Hosts, cluster: Slurm) -> None:
         self.hosts, self.cluster = hosts, cluster
         self.job = 0
+        self.variables: dict[str, str] = {}  # of the next command
 
     def start(self, folder: Path, words: Sequence[str]) -> subprocess.Popen[str]:
         command = " ".join([str(SCALEBENCH), *words, "--launcher", "srun"])
         script = f"#!/bin/bash\n{command} >>printed.txt 2>&1\necho ended with $? >>printed.txt\n"
-        self.job = self.cluster.sbatch(script, folder, "--nodes=3", "--ntasks-per-node=1")
+        self.job = self.cluster.sbatch(script, folder, "--nodes=3", "--ntasks-per-node=1", **self.variables)
         return _Job(self.cluster, self.job)  # type: ignore[return-value]
 
 
@@ -372,6 +376,22 @@ def _cut(scene: Scene) -> Callable[[], object]:
     return lambda: scene.place.call("n2", ["ip", "route", "del", "blackhole", "10.78.0.2/32"])
 
 
+def _take_port(scene: Scene) -> Callable[[], object]:
+    """Listen on n0 on the port that the ranks are told to meet at."""
+    assert isinstance(scene.place, InJob)
+    program = "import socket, time; s = socket.create_server(('', 29555)); time.sleep(3600)"
+    listener = scene.place.cluster.hosts.nodes[0].start([sys.executable, "-c", program])
+    scene.place.variables = {"MASTER_PORT": "29555"}
+
+    def take_back() -> None:
+        scene.place.call("n0", ["pkill", "-f", "create_server"])
+        listener.wait(30)
+        assert isinstance(scene.place, InJob)
+        scene.place.variables = {}
+
+    return take_back
+
+
 def _scancel(*options: str) -> Callable[[Scene], None]:
     def inject(scene: Scene) -> None:
         assert isinstance(scene.place, InJob)
@@ -460,6 +480,14 @@ GROUPS = (
         Fault("link down", lambda scene: scene.link("n2", "down"), SILENCE + "n2 with rank 2 does not answer"),
         Fault("job cancelled", _scancel(), "", ends=True),
     ), 3),
+    Group("3 Slurm nodes", "epoch_average", "gloo", (
+        Fault("port in use", _take_port, "rank 0 on n0: .*(in use|EADDRINUSE)", before=True),
+    ), 3),
+    Group("one host", "horovod", "horovod", (*HERE[:3], HERE[6])),
+    Group("3 hosts", "horovod", "horovod", (
+        kill(2, rf"^rank 2 on n2 was {KILLED}"),
+        Fault("link down", lambda scene: scene.link("n2", "down"), SILENCE + "n2 with rank 2 does not answer"),
+    ), 3),
 )  # fmt: skip
 
 
@@ -477,6 +505,18 @@ def hit(scene: Scene, fault: Fault, done: int) -> Result:
     group = scene.group
     result = Result(group.place, group.strategy, group.engine, fault.name, None, "", named=False)
     (scene.folder / "hold").touch()
+    if fault.before:
+        taken = fault.inject(scene)
+        time.sleep(1)
+        scene.start()
+        began = time.monotonic()
+        if until(lambda: not scene.alive(), END_S):
+            result.ended_s = time.monotonic() - began
+        if taken is not None:
+            taken()
+        result.said = scene.rows()[-1]["error"] if scene.rows() else scene.printed()[-300:]
+        result.named = bool(re.search(fault.expected, result.said))
+        return result
     if not scene.alive():
         scene.start()
     if not until(lambda: scene.training(done) or not scene.alive(), BEGIN_S) or not scene.alive():
@@ -578,6 +618,7 @@ def main() -> None:
     log = arguments.output.resolve() / "faults.jsonl"
     results = [Result(**json.loads(line)) for line in log.read_text().splitlines()] if log.exists() else []
     groups = [group for group in GROUPS if not arguments.only or any(name in group.name for name in arguments.only)]
+    groups = [group for group in groups if engines.available(group.engine) is None]
     with tempfile.TemporaryDirectory(prefix="faults-hosts-", ignore_cleanup_errors=True) as folder:
         Path(folder).chmod(0o755)
         with places(Path(folder) / "hosts", {group.place for group in groups}) as there:

@@ -24,13 +24,14 @@ from pathlib import Path
 from types import FrameType
 
 _NUMBERS = "=5q"  # process id, phase, batches, beats, looks at which it computed
-_FIELDS = struct.Struct(f"{_NUMBERS}64s32s")  # the host name, and the operation in which it waits
+_FIELDS = struct.Struct(f"{_NUMBERS}64s32s")  # the host name, and the function in which it waits
 _HOST, _OPERATION = struct.calcsize(_NUMBERS), struct.calcsize(f"{_NUMBERS}64s")
 _LOOK_S = 1.0
 _LOOKS_AT_FILE = 10  # looks between two at the launcher's mark
 _OVER = b"over"
 _COMMUNICATION = ("/mpi4py/", "/horovod/", "/torch/distributed/", "/scalebench/comm/")
 _CONTROL = "/scalebench/native/"
+_BACKWARD = "/torch/autograd/"  # in which DDP communicates
 
 
 class Phase(IntEnum):
@@ -52,7 +53,7 @@ class Beat:
     """The last heartbeat of one rank; `batches` counts within the phase, `beats` within the batch.
 
     While a rank connects, `batches` is the rank that it waits for, plus one; 0 if it waits for several. `operation` is
-    the communication in which it was when its thread looked, empty outside of any.
+    the function in which it waited when its thread looked, empty if it computed.
     """
 
     pid: int
@@ -110,23 +111,29 @@ class Heartbeat:
         while True:
             time.sleep(_LOOK_S)
             before, used = used, time.clock_gettime(clock)
-            operation = _operation(sys._current_frames().get(thread))
+            frame = sys._current_frames().get(thread)
+            computes = not _communicates(frame) and used - before > _LOOK_S / 1000
+            operation = "" if computes or frame is None else _operation(frame)
+            del frame  # it would keep what it refers to
             self._text[_OPERATION : _FIELDS.size] = operation.encode()[:32].ljust(32, b"\0")
-            if not operation and used - before > _LOOK_S / 1000:
+            if computes:
                 self._row[4] += 1
             looks += 1
             if looks % _LOOKS_AT_FILE == 0 and is_over(self._path):
                 _end_with_daemon()
 
 
-def _operation(frame: FrameType | None) -> str:
-    """The communication in which a thread is whose innermost Python function is `frame`; empty outside of any."""
-    if frame is None:
-        return ""
+def _communicates(frame: FrameType | None) -> bool:
+    """Return True if a thread whose innermost Python function is `frame` waits in a communication."""
+    return frame is not None and any(part in frame.f_code.co_filename for part in (*_COMMUNICATION, _CONTROL))
+
+
+def _operation(frame: FrameType) -> str:
+    """The operation of a thread that waits in the Python function `frame`."""
     file = frame.f_code.co_filename
-    if any(part in file for part in _COMMUNICATION):
-        return frame.f_code.co_name.strip("_")
-    return "synchronisation" if _CONTROL in file else ""
+    if _CONTROL in file:
+        return "synchronisation"
+    return "backward" if _BACKWARD in file else frame.f_code.co_name.strip("_")
 
 
 def _end_with_daemon() -> None:

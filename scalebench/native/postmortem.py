@@ -206,11 +206,10 @@ class Pulse:
         names = _Names(self.hosts, workers)
         phase = beats[behind[0]].phase.name.lower() if behind else ""
         text = f"{', '.join(map(names.named, behind)) or 'no rank'} had stopped while {phase}"
-        operations = Counter(beats[rank].operation for rank in waiting if rank not in behind)
-        if operations:
-            text += f", and the others waited in {operations.most_common(1)[0][0]}"
-        elif len(behind) > 1 and (own := beats[behind[0]].operation):
+        if behind and (own := beats[behind[0]].operation):
             text += f", in {own}"
+        if operations := Counter(beats[rank].operation for rank in waiting if rank not in behind):
+            text += f", and the others waited in {operations.most_common(1)[0][0]}"
         for host in unanswering(dict.fromkeys(filter(None, names.hosts))):
             text += f"; {host}{names.on(host, ' with {}')} does not answer: check that host and its network"
         return text

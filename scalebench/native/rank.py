@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, cast
 import torch
 
 from scalebench.comm.mpi_match import apart
-from scalebench.errors import EngineError, RunError, in_one_line
+from scalebench.errors import RunError, in_one_line
 from scalebench.native.connection import meet
 from scalebench.native.control import Control
 from scalebench.native.heartbeat import Heartbeat, Phase
@@ -64,7 +64,7 @@ def main(path: Path) -> None:
     _finish_importing()
     try:
         group = meet(job.folder, heart, rank, job.ranks)
-    except EngineError as error:
+    except Exception as error:  # no route, a port in use
         Death("failed", in_one_line(error), rank=rank).save(job.folder)
         raise
     _serve(job, group, heart)

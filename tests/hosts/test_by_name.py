@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
 
@@ -15,7 +16,7 @@ PIPES = {"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE, "stderr": subpr
 IMPATIENT = """
 import scalebench.launch.mpirun as mpirun
 from scalebench.cli.main import main
-mpirun.CONNECTING_LIMIT_S, mpirun._BARREN_LAUNCHES = 10.0, 1
+mpirun._BARREN_LAUNCHES = 1
 main()
 """
 HANGING = """
@@ -76,7 +77,7 @@ def test_killed_ranks_a_lost_daemon_and_hosts_that_cannot_connect_are_named(host
     """
     there, other = hosts.nodes[2], hosts.nodes[1]
     cut = ["blackhole", f"{other.address}/32"]
-    text = study(3, *killed, "epoch_average", "bmuf", epochs=10**5, warmup_runs=0)
+    text = study(3, *killed, "epoch_average", "bmuf", epochs=10**5, warmup_runs=0, patience=10)
     process = begin(text, (sys.executable, "-c", IMPATIENT))
     last = len(killed) + 1
     for launch in range(1, last + 1):
@@ -103,12 +104,30 @@ def test_killed_ranks_a_lost_daemon_and_hosts_that_cannot_connect_are_named(host
     assert "check that these hosts reach each other by TCP" in unconnected
 
 
+@pytest.mark.parametrize("strategy", ["allreduce", pytest.param("ddp", marks=pytest.mark.thorough)])
+def test_host_whose_link_is_down_for_good_is_named(hosts, begin, tmp_path, strategy):
+    """All wait for one another then; only the lost host does not answer, at the launch that follows neither."""
+    process = begin(study(3, strategy, epochs=10**5, patience=10, repetitions=2))
+    until(lambda: is_training(tmp_path, 1), "the ranks train", 100)
+    login = ["nsenter", "--net", f"--target={hosts.login.pid}", "ip", "link", "set", "to-n2"]
+    subprocess.run([*login, "down"], check=True, timeout=30)
+    try:
+        printed = finished(process, 250)
+    finally:
+        subprocess.run([*login, "up"], check=True, timeout=30)
+    (error,) = errors_in(tmp_path)
+    assert re.match(r"no worker showed a sign of life for \d+ s \(--patience\): .* had stopped while training", error)
+    assert "; n2 with rank 2 does not answer: check that host and its network" in error
+    assert process.returncode == 2
+    assert "n2 no longer answers" in " ".join(printed.split())
+
+
 @pytest.mark.thorough
 def test_a_horovod_that_does_not_start_is_ended_and_its_ranks_and_hosts_are_named(begin, tmp_path):
     """Rank 2 never comes to Horovod's start, in which the others wait."""
     if reason := engines.available("horovod"):
         pytest.skip(reason)
     (tmp_path / "sitecustomize.py").write_text(HANGING)
-    finished(begin(study(3, "horovod"), (sys.executable, "-c", IMPATIENT), PYTHONPATH=str(tmp_path)), 150)
+    finished(begin(study(3, "horovod", patience=10), (sys.executable, "-c", IMPATIENT), PYTHONPATH=str(tmp_path)), 150)
     (error,) = errors_in(tmp_path)
     assert error.startswith("ranks 0, 1, 2 on n0, n1, n2 waited for the others 10 s while connecting; check that")

@@ -47,3 +47,17 @@ def test_a_rank_killed_under_srun_is_named(cluster, hosts, tmp_path):
     hosts.nodes[2].call(["kill", "-KILL", str(beats(tmp_path, 1)[2].pid)])
     assert cluster.wait(job, 60) == "FAILED"
     assert errors_in(tmp_path) == ["rank 2 on n2 was ended by signal 9 (Killed, perhaps for want of memory)"]
+
+
+def test_end_of_the_batch_shell_alone_stops_the_study_without_a_failed_run(cluster, hosts, tmp_path):
+    """A trap lets the command go on for a moment, as a script does that tidies up."""
+    (tmp_path / "study.yaml").write_text(study(3, "ddp", epochs=10**5, repetitions=2))
+    script = f"#!/bin/bash\ntrap 'sleep 8' TERM\n{SCALEBENCH} run study.yaml --launcher srun &\nwait\n"
+    job = cluster.sbatch(script, tmp_path, "--nodes=3", "--ntasks-per-node=1")
+    until(lambda: is_training(tmp_path, 1), "the ranks train", 100)
+    hosts.login.call(["scancel", str(job)], env=cluster.environment)
+    cluster.wait(job, 60)
+    until(lambda: "stopping" in (tmp_path / "job.txt").read_text(), "the command stops", 30)
+    until(lambda: cluster._idle() == 3, "all nodes are free", 60)
+    assert errors_in(tmp_path) == []
+    assert not (tmp_path / "results" / "nodes" / "logs").exists() or beats(tmp_path, 2) == []

@@ -98,7 +98,8 @@ exec(inside)
 
 
 @pytest.mark.parametrize(
-    ("activity", "alive", "operation"), [("computes", True, ""), ("waits", False, "allreduce"), ("sleeps", False, "")]
+    ("activity", "alive", "operation"),
+    [("computes", True, ""), ("waits", False, "allreduce"), ("sleeps", False, "<lambda>")],
 )
 def test_computing_is_a_sign_of_life_and_waiting_in_communication_is_none(tmp_path, activity, alive, operation):
     path = tmp_path / "heartbeats"
