@@ -167,6 +167,7 @@ class Place:
             stdout=log,
             stderr=log,
             start_new_session=True,
+            text=True,
         )
 
     def environment(self, folder: Path) -> Mapping[str, str]:
@@ -238,7 +239,8 @@ class _Job:
     def send_signal(self, signum: int) -> None:
         self._cluster.hosts.login.call(["scancel", str(self._job)], env=self._cluster.environment)
 
-    kill = terminate = lambda self: self.send_signal(signal.SIGTERM)
+    def kill(self) -> None:
+        self.send_signal(signal.SIGKILL)
 
 
 @dataclass
@@ -257,7 +259,7 @@ class Scene:
         return self.folder / "results" / "faults"
 
     def start(self) -> None:
-        words = ["run", "study.yaml", "--output", "results", "--quiet", *self.group.options]
+        words = ["run", "study.yaml", "--output", "results", *self.group.options]
         self.process = self.place.start(self.folder, words)
 
     def launch(self) -> Path | None:
@@ -364,10 +366,15 @@ def _memory(scene: Scene) -> Callable[[], object]:
 
 
 def _vanish(scene: Scene) -> Callable[[], object]:
-    """Take the link of n2 down, then kill all its processes of the study: the others hear nothing of it."""
+    """Take the link of n2 down, then stop all its processes of the study: the others hear nothing of their end."""
     up = scene.link("n2", "down")
-    scene.place.call("n2", ["sh", "-c", "pkill -KILL -x prted; pkill -KILL -f [s]calebench.native"])
-    return up
+    scene.place.call("n2", ["sh", "-c", "pkill -STOP -x prted; pkill -STOP -f [s]calebench.native"])
+
+    def take_back() -> None:
+        scene.place.call("n2", ["sh", "-c", "pkill -KILL -f [s]calebench.native; pkill -KILL -x prted"])
+        up()
+
+    return take_back
 
 
 def _cut(scene: Scene) -> Callable[[], object]:
@@ -532,8 +539,9 @@ def hit(scene: Scene, fault: Fault, done: int) -> Result:
         take_back()
     rows = scene.rows()
     if fault.completes:
-        result.said = scene.printed()[-400:]
-        result.named = bool(re.search(fault.expected, result.said)) and rows[-1]["status"] == "completed"
+        found = re.search(f"[^;:]*{fault.expected}", scene.printed()) if fault.expected else None
+        result.said = found[0] if found else scene.printed()[-300:]
+        result.named = (found is not None or not fault.expected) and rows[-1]["status"] == "completed"
     elif fault.ends:
         result.said = scene.printed()[-300:]
         result.named = len(rows) == done and "Traceback" not in result.said
