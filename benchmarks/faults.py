@@ -47,6 +47,7 @@ SCALEBENCH = Path(sys.executable).with_name("scalebench")
 CLOCK = Path(__file__).parents[1] / "tests" / "faults" / "programs" / "clock_back.c"
 LIMIT_S, ORPHANS_S, BEGIN_S, END_S = 60.0, 20.0, 150.0, 240.0
 SILENCE = r"no worker showed a sign of life for \d+ s \(--patience\): .*"
+_OURS = re.compile(r"\b(prted|prterun|mpirun|srun|scalebench run|scalebench\.native)\b")
 KILLED = r"ended by signal 9 \(Killed"
 
 # The model trains slowly while the file `hold` is there, and goes wrong on the rank that a file of this name holds.
@@ -186,12 +187,13 @@ class Place:
         return ""
 
     def processes(self, folder: Path) -> list[str]:
-        """The processes that name `folder`, apart from this one's own."""
+        """The processes that name `folder`; on hosts of their own, all of a launch: daemons name no folder."""
         names = [node.name for node in self.hosts.nodes] if self.hosts is not None else [""]
         found = []
         for name in names:
             for line in self.call(name, ["ps", "-ww", "-eo", "pid=,args="]).splitlines():
-                if str(folder) in line and "ps -ww" not in line:
+                ours = str(folder) in line or (self.hosts is not None and _OURS.search(line))
+                if ours and "ps -ww" not in line:
                     found.append(f"{name} {line.strip()}"[:200])
         return found
 
@@ -532,8 +534,8 @@ def hit(scene: Scene, fault: Fault, done: int) -> Result:
     scene.hit = scene.launch()
     injected = time.monotonic()
     take_back = fault.inject(scene)
-    over = (lambda: not scene.alive()) if fault.ends or fault.completes else (lambda: len(scene.rows()) > done)
-    if until(lambda: over() or not scene.alive(), END_S):
+    by_row = not (fault.ends or fault.completes)
+    if until(lambda: not scene.alive() or (by_row and len(scene.rows()) > done), END_S):
         result.ended_s = time.monotonic() - injected
     if take_back is not None:
         take_back()
@@ -567,8 +569,9 @@ def run_group(group: Group, place: Place, folder: Path, patience: float) -> Iter
     (scene.folder / "hold").unlink(missing_ok=True)
     if not until(lambda: not scene.alive(), END_S) and scene.process is not None:
         scene.process.kill()
-    left: list[str] = []
-    until(lambda: not left.__setitem__(slice(None), place.processes(folder / "results")) and not left, ORPHANS_S)
+    deadline = time.monotonic() + ORPHANS_S
+    while (left := place.processes(folder / "results")) and time.monotonic() < deadline:
+        time.sleep(0.5)
     scene.start()
     resumed = until(lambda: not scene.alive(), END_S)
     rows = {row["run_id"]: row["status"] for row in scene.rows()}
