@@ -11,6 +11,7 @@ import atexit
 import gc
 import os
 import platform
+import signal
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -35,6 +36,7 @@ from scalebench.training.reference_step import Gauge
 if TYPE_CHECKING:  # imported where it is used: it would initialise MPI, which a rendezvous does without
     from mpi4py import MPI
 
+_LEAVING_S = 30  # the launcher has given up by then
 _NAP = 1e-3  # seconds between an idle rank's looks; longer where many share a core
 
 
@@ -82,7 +84,14 @@ def _serve(job: Job, world: Control, heart: Heartbeat) -> None:
         finally:  # whatever becomes of the reason: the others wait for this rank
             world.Abort(1)
     heart.enter(Phase.FINISHED)
-    atexit.register(heart.enter, Phase.LEAVING)  # called after the last thread of an own model has ended
+    atexit.register(_leave, heart)  # called after the last thread of an own model has ended
+
+
+def _leave(heart: Heartbeat) -> None:
+    """Say that only MPI's own end is left, and bound it: it waits for the daemon, which may be stopped."""
+    heart.enter(Phase.LEAVING)
+    signal.signal(signal.SIGALRM, signal.SIG_DFL)
+    signal.alarm(_LEAVING_S)
 
 
 def contact(world: MPI.Comm, heart: Heartbeat) -> None:
