@@ -261,7 +261,7 @@ class Scene:
         return self.folder / "results" / "faults"
 
     def start(self) -> None:
-        words = ["run", "study.yaml", "--output", "results", *self.group.options]
+        words = ["run", "study.yaml", "--output", str(self.folder / "results"), *self.group.options]
         self.process = self.place.start(self.folder, words)
 
     def launch(self) -> Path | None:
