@@ -44,7 +44,10 @@ INTERVALS = (
     Claim("both", partial(scenes.ratio_unequal, more=2), (2, 3, 5, 10)),
     Claim("virtual time: calibration", scenes.virtual_time, (2, 3, 5, 20)),
     Claim("virtual ratio: calibration", scenes.virtual_ratio, (2, 3, 5, 20)),
-    Claim("virtual time: with error", scenes.virtual_time_checked, (2, 3, 5)),
+    Claim("virtual time: native 1 %", partial(scenes.virtual_time_of_its_own, wrong=Wrong(native=0.01)), (2, 3, 5)),
+    Claim("virtual time: native 3 %", partial(scenes.virtual_time_of_its_own, wrong=Wrong(native=0.03)), (2, 3, 5)),
+    Claim("virtual time: native 8 %", partial(scenes.virtual_time_of_its_own, wrong=Wrong(native=0.08)), (2, 3, 5)),
+    Claim("virtual time: whole error", scenes.virtual_time_checked, (2, 3, 5)),
     Claim("the same, of two checks", partial(scenes.virtual_time_checked, checks=2), (2, 3, 5)),
     Claim("virtual ratio: native 1 %", partial(scenes.virtual_ratio_checked, wrong=Wrong(native=0.01)), (2, 3, 5)),
     Claim("virtual ratio: native 3 %", partial(scenes.virtual_ratio_checked, wrong=Wrong(native=0.03)), (2, 3, 5)),
@@ -74,7 +77,7 @@ BESIDE = (
     Claim("virtual ratio: engines alike", partial(scenes.virtual_ratio_checked, wrong=ALIKE, other=OTHER), (2, 5)),
     Claim("virtual ratio: wrong by 5 %", partial(scenes.virtual_ratio_checked, wrong=Wrong(0, 0, 0.05, 0.08)), (2, 5)),
     Claim("virtual ratio: wrong by 1 %", partial(scenes.virtual_ratio_checked, wrong=Wrong(0, 0, 0.01, 0.08)), (2, 5)),
-    Claim("virtual time: of what is checked", partial(scenes.virtual_time_of_checked, wrong=Wrong()), (2, 5)),
+    Claim("virtual time: engines differ", partial(scenes.virtual_time_of_its_own, wrong=Wrong(), other=OTHER), (2, 5)),
     Claim("virtual time: wrong by 1 %", partial(scenes.virtual_time_checked, wrong=0.01), (2, 3, 5)),
 )
 

@@ -186,14 +186,14 @@ def _native_medians(noise: Noise, shape: tuple[int, ...], spread: float, random:
 def virtual_time_checked(
     noise: Noise, n: int, studies: int, random: Random, wrong: float = 0.1, checks: int = 3
 ) -> float:
-    """The calibration interval with virtual-native error, about the machine's time, of a strategy that is not checked.
+    """The calibration interval with the whole virtual-native error, about the machine's time, as of two studies.
 
     Three native runs at each of the `checks`; the simulation is off by `wrong` (lognormal), each time anew.
     """
     calibration = _calibrations(noise, n, studies, random)
     native, _ = _native_medians(noise, (studies, checks), SIGMA, random)
     errors = calibration.mean(axis=-1)[:, None] + random.normal(0, wrong, (studies, checks)) - native
-    error = VirtualError(np.sqrt((errors**2).mean(axis=-1)), checks).part()
+    error = VirtualError(np.sqrt((errors**2).mean(axis=-1)), checks).whole()
     return holds(calibration_interval(calibration + random.normal(0, wrong, (studies, 1)), error), 0.0)
 
 
@@ -230,11 +230,13 @@ def virtual_ratio_checked(
     return holds(calibration_interval((top - bottom) / 3 + off, error.ratio("mpi", other)), 0.0)
 
 
-def virtual_time_of_checked(noise: Noise, n: int, studies: int, random: Random, wrong: Wrong) -> float:
-    """The same of a time of a strategy on mpi that has a check itself."""
-    error, common, engines = wrong.draw(noise, studies, random)
-    off = common + engines["mpi"] + random.normal(0, wrong.strategy, (studies, 1))
-    return holds(calibration_interval(_calibrations(noise, n, studies, random) + off, error.part("mpi")), 0.0)
+def virtual_time_of_its_own(
+    noise: Noise, n: int, studies: int, random: Random, wrong: Wrong, other: str = "mpi"
+) -> float:
+    """The same of a time on the `other` engine, about the machine's time times the common factor, that of mpi."""
+    error, _, engines = wrong.draw(noise, studies, random)
+    off = engines[other] - engines["mpi"] + random.normal(0, wrong.strategy, (studies, 1))
+    return holds(calibration_interval(_calibrations(noise, n, studies, random) + off, error.own(other)), 0.0)
 
 
 def agreement_ratio(noise: Noise, n: int, studies: int, random: Random) -> float:

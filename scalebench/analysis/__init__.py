@@ -7,7 +7,7 @@ from scalebench.analysis.laws import scaling_laws
 from scalebench.analysis.loading import Results, load
 from scalebench.analysis.methodology import Finding, check
 from scalebench.analysis.methodology import quality as claims
-from scalebench.analysis.native_check import agreement, median_error, virtual_error
+from scalebench.analysis.native_check import agreement, virtual_error
 from scalebench.analysis.summary import summary_notes, summary_rows, summary_table
 from scalebench.analysis.target_ratios import target_ratios
 from scalebench.analysis.time_to_target import times_to_target
@@ -27,7 +27,6 @@ __all__ = [
     "compare_studies",
     "differences",
     "load",
-    "median_error",
     "ratios",
     "scaling_laws",
     "summary_notes",

@@ -51,7 +51,8 @@ def cells(results: Results) -> pd.DataFrame:
     """One row per execution, engine, strategy with options, worker count and batch, over its completed repetitions.
 
     `train_s` is the geometric mean with `low_s`, `high_s`, so that ratios of cells are ratios of the times shown;
-    `interval` names the bounds, which are empty for one repetition and for virtual times with a single native check.
+    `interval` names the bounds, which are empty for one repetition and for virtual times with too few native checks.
+    They hold what a point has of its own, not the factor common to all virtual times (`native_check.VirtualError`).
     `median_s` has the quartiles `q1_s`, `q3_s` and, for measured times from six repetitions, the 95 % confidence
     interval `median_low_s`, `median_high_s`, which is robust to single odd runs. `spread` is the coefficient of
     variation of lognormal times, sqrt(exp(s^2) - 1), with s the deviation of logs. `metric` is the arithmetic mean with
@@ -71,7 +72,7 @@ def cells(results: Results) -> pd.DataFrame:
     # The spread of virtual times is not divided by n: intervals.calibration_interval.
     parts = [Part(deviation**2 * (1 / table["n"] + virtual), table["n"] - 1)]
     if error:
-        of_labels = [error.part(label) for label in table.index.get_level_values("label")]
+        of_labels = [error.own(label) for label in table.index.get_level_values("label")]
         variance, freedom = np.array([(part.variance, part.freedom) for part in of_labels]).T
         parts.append(Part(np.where(virtual, variance, 0.0), np.where(virtual, freedom, table["n"] - 1)))
     half = half_width(parts, level)

@@ -14,8 +14,9 @@ the ratio of two medians. Each is offered from the number of values at which its
 
 The repetitions of a virtual run are bootstrap draws of one calibration: the uncertainty of the calibration is their
 spread s, not s / sqrt(n), and more draws only estimate s better. e is the virtual-native error where native runs check
-the simulation. f are the degrees of freedom of the sum of variances (`half_width`). Samples of a difference are cut to
-equal size, because a t interval of unequal sizes covers too little or too much.
+the simulation, without the factor common to all virtual times (native_check.py). f are the degrees of freedom of the
+sum of variances (`half_width`). Samples of a difference are cut to equal size, because a t interval of unequal sizes
+covers too little or too much.
 """
 
 from __future__ import annotations
@@ -135,7 +136,7 @@ def difference_interval(
 def calibration_interval(logs: ArrayLike, error: Part | None = None, level: float = LEVEL) -> Interval:
     """Mean log of virtual times or ratios, with the uncertainty of their calibration.
 
-    `error` is the virtual-native error (`validation.VirtualError.part`).
+    `error` is the virtual-native error (`native_check.VirtualError`): of a time what it has of its own.
     """
     x = np.asarray(logs, dtype=float)
     return _around(_mean(x), half_width([of_draw(x), *([error] if error else [])], level), x.shape[-1])

@@ -1,4 +1,4 @@
-"""Agreement of virtual with native times, and the error that it implies for unchecked virtual times."""
+"""Agreement of virtual with native times: the factor common to all virtual times, and the error of their ratios."""
 
 from __future__ import annotations
 
@@ -22,6 +22,7 @@ from scalebench.analysis.intervals import (
 )
 from scalebench.analysis.loading import Results, cached
 from scalebench.analysis.rounds import timed
+from scalebench.formatting import counted, deviation
 
 PREFERRED_ENGINES = ("mpi", "nccl", "gloo", "horovod")  # native engine to compare with, where a strategy ran on several
 CHECKED_FROM = 2  # checks
@@ -42,13 +43,14 @@ class VirtualError:
 
     e(cell) = common + of its engine + of its strategy + noise of the native runs
 
-    `rms` is the root mean square of all e, not centred: the error of any virtual time. `common` is the mean error of
-    the engine with the most checks, which cancels in a ratio; `offsets` are the further errors of the other engines, by
-    label; `between` is the variance of strategies on one engine, without the noise of the native runs, and its degrees
-    of freedom (None below two: `variance_between`).
+    `rms` is the root mean square of all e, not centred: how far any virtual time is off. `common` is the mean error of
+    the engine with the most checks, a factor on all virtual times: it cancels in a ratio, is in no interval of a time,
+    and is stated once. `offsets` are the further errors of the other engines, by label; `between` is the variance of
+    strategies on one engine, without the noise of the native runs, and its degrees of freedom (None below two:
+    `variance_between`).
 
     T_native is the median of the runs, robust to one delayed run of three. All points of one worker check the same step
-    time, and count as one check of their engine. From CHECKED_FROM checks the interval of a time has its nominal
+    time, and count as one check of their engine. From CHECKED_FROM checks the interval of a ratio has its nominal
     coverage (docs/statistics.md).
     """
 
@@ -76,20 +78,33 @@ class VirtualError:
 
     @property
     def known(self) -> bool:
-        """Return True if there are enough checks for an interval."""
+        """Return True if there are enough checks for the interval of a ratio."""
         return self.checks >= CHECKED_FROM
 
-    def part(self, label: str = "") -> Part:
-        """Variance, on logs, of a virtual time of the strategy `label`, or of any strategy if it is unchecked.
+    @property
+    def is_split(self) -> bool:
+        """Return True if there are enough checks to tell the common factor from what strategies have of their own."""
+        return self.known and self.between is not None
 
-        NaN, and so no interval, below CHECKED_FROM checks: an interval without this error would be too narrow.
+    @property
+    def words(self) -> str:
+        """How far virtual times are off, `12 % (root mean square of 6 checks)`."""
+        return f"{deviation(self.rms)} (root mean square of {counted(self.checks, 'check')})"
+
+    def own(self, label: str = "") -> Part:
+        """Variance, on logs, of a virtual time of the strategy `label` beyond the factor common to all.
+
+        That of a strategy without checks is that of the engine with the most. NaN, and so no interval, where the common
+        factor is not known apart: an interval without this error would be narrow because less is known.
         """
-        if not self.known:
+        if self.between is None or not self.known:
             return Part(math.nan, math.nan)
-        if self.between is None or label not in dict(self.offsets):
-            return Part(self.rms**2, self.checks)
-        error = self.common + dict(self.offsets)[label]
-        return Part(error**2 + np.asarray(self.between.variance), self.between.freedom)
+        offset = dict(self.offsets).get(label, 0.0)
+        return Part(offset**2 + np.asarray(self.between.variance), self.between.freedom)
+
+    def whole(self) -> Part:
+        """Variance, on logs, of any virtual time against a native one, the common factor included."""
+        return Part(self.rms**2, self.checks) if self.known else Part(math.nan, math.nan)
 
     def ratio(self, a: str, b: str) -> Part:
         """Variance, on logs, of a ratio of virtual times of two strategies, in which the common error cancels.
@@ -175,16 +190,10 @@ def _steady(native: pd.DataFrame, virtual: pd.DataFrame) -> tuple[pd.Series[floa
     return sides[0], sides[1]
 
 
-def median_error(table: pd.DataFrame) -> float | None:
-    """Median of |ln(T_virtual / T_native)| over rows of `agreement` that are not oversubscribed; None without any."""
-    fair = _fair(table)
-    return float(fair["ratio"].astype(float).map(math.log).abs().median()) if len(fair) else None
-
-
 @cached
 def virtual_error(results: Results) -> VirtualError | None:
     """Errors of the study's virtual times, from `agreement`; None if unchecked."""
-    fair = _fair(agreement(results))
+    fair = checked(agreement(results))
     if fair.empty:
         return None
     errors = np.log(fair["virtual_s"].astype(float) / fair["native_median_s"].astype(float))
@@ -219,5 +228,6 @@ def _checks(fair: pd.DataFrame) -> dict[str, tuple[list[float], list[float]]]:
     return found
 
 
-def _fair(table: pd.DataFrame) -> pd.DataFrame:
+def checked(table: pd.DataFrame) -> pd.DataFrame:
+    """Return the rows of `agreement` that check virtual times."""
     return table[~table["oversubscribed"].astype(bool)]

@@ -3,7 +3,8 @@
 The one builder of comparison rows, for cells of one study or of two. Within a study, times are paired by round where
 the run order put the repetitions side by side, virtual times by their draw from the calibration. Two studies are
 independent samples, except for virtual times of one calibration and seed. The noise of both cells is inside every
-interval, whichever of them is the baseline; where native runs check virtual times, so is the virtual-native error.
+interval, whichever of them is the baseline; where native runs check virtual times, so is the virtual-native error,
+without what is common to all virtual times of a study.
 """
 
 from __future__ import annotations
@@ -192,7 +193,7 @@ class Comparer:
         if cell.execution in MEASURED:
             return time_interval(seconds, level)
         error = self.error_of(side)
-        return calibration_interval(np.log(seconds), error.part(cell.label) if error else None, level).exp()
+        return calibration_interval(np.log(seconds), error.own(cell.label) if error else None, level).exp()
 
     def _mean(self, top: CellRuns, bottom: CellRuns, above: list[float], below: list[float], paired: bool) -> Interval:
         if top.execution in MEASURED:
@@ -216,7 +217,7 @@ class Comparer:
             return None
         if self.one_study:
             return a.ratio(top.label, bottom.label)
-        return VirtualError(math.hypot(a.rms, b.rms), min(a.checks, b.checks)).part()
+        return VirtualError(math.hypot(a.rms, b.rms), min(a.checks, b.checks)).whole()
 
     def _metric(self, top: CellRuns, bottom: CellRuns) -> Interval:
         """metric(top) - metric(bottom), paired by common seeds; Welch's for two studies without any."""

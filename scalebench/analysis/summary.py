@@ -13,12 +13,11 @@ from scalebench.analysis.grouping import CELL, cells, chosen_strategies, crowdin
 from scalebench.analysis.intervals import NOTHING_VARIES
 from scalebench.analysis.loading import Results
 from scalebench.analysis.methodology.quality import findings
-from scalebench.analysis.native_check import agreement, median_error
+from scalebench.analysis.native_check import agreement, checked, virtual_error
 from scalebench.analysis.tuning import tuning_in_words
 from scalebench.formatting import (
     EMPTY,
     counted,
-    deviation,
     digits,
     percent,
     percent_with_interval,
@@ -61,7 +60,7 @@ def summary_table(results: Results) -> pd.DataFrame:
 
 
 def summary_notes(results: Results, *, brief: bool = False) -> list[str]:
-    """Remarks beside the table: agreement of virtual and native times, warnings, missing baselines, failed runs.
+    """Remarks beside the table: error of virtual times, warnings, missing baselines, failed runs.
 
     If `brief`, warnings are only counted.
     """
@@ -125,18 +124,15 @@ def time_and_epochs(cell: Mapping[Hashable, Any]) -> str:
 
 
 def _agreement_note(results: Results) -> list[str]:
-    table = agreement(results)
-    error = median_error(table)
+    error = virtual_error(results)
     if error is None:
         return []
-    fair = table[~table["oversubscribed"].astype(bool)]
+    fair = checked(agreement(results))
     logs = fair["ratio"].astype(float).map(math.log)
-    place = int(logs.abs().to_numpy().argmax())
-    worst = fair.iloc[place]
+    worst = fair.iloc[int(logs.abs().to_numpy().argmax())]
     return [
-        f"virtual against native times: median error {deviation(error)} over {counted(len(fair), 'cell')}, "
-        f"largest {deviation(logs.iloc[place])} ({worst['label']}, {counted(worst['workers'], 'worker')}: "
-        f"{seconds(worst['virtual_s'])} for {seconds(worst['native_s'])})"
+        f"virtual times are off native ones by {error.words}, most those of {worst['label']} at "
+        f"{counted(worst['workers'], 'worker')} ({seconds(worst['virtual_s'])} for {seconds(worst['native_s'])})"
     ]
 
 

@@ -120,7 +120,7 @@ def time_to_target(cell: CellRuns, comparer: Comparer) -> Interval:
     return simulated_interval(
         [cell.seconds[at] for at in rounds],
         [shares(cell)[at] for at in rounds],
-        error.part(cell.label) if error else None,
+        error.own(cell.label) if error else None,
         float(level_of(comparer.studies[0], len(rounds))),
     )
 

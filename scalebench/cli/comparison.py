@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import asdict
 from typing import Any
 
@@ -12,10 +12,9 @@ from rich.text import Text
 
 from scalebench.analysis.grouping import PLACE, place
 from scalebench.analysis.intervals import NOTHING_VARIES
-from scalebench.analysis.native_check import VirtualError
 from scalebench.analysis.verdicts import VERDICTS, Verdicts
 from scalebench.cli.terminal_table import TableColumn, TerminalTable
-from scalebench.formatting import EMPTY, counted, deviation, digits_with_interval, metric_with_interval, seconds, share
+from scalebench.formatting import EMPTY, digits_with_interval, metric_with_interval, seconds, share
 from scalebench.records.progress import group_of
 
 Row = Mapping[Any, Any]
@@ -79,7 +78,7 @@ def comparison_notes(found: Verdicts) -> list[str]:
     if kinds:
         notes.append(f"intervals: {'; '.join(kinds)}; of the metric 95 % over seeds")
     if ((found.table["execution"] == "virtual") & (found.table["interval"] != NOTHING_VARIES)).any():
-        notes.append(_simulation(found.virtual_errors))
+        notes.append(_simulation(found))
     tests = sorted(set(found.table["test"]) - {""})
     if tests:
         notes.append(f"p: {', '.join(tests)} test, adjusted by Holm over the worker counts of a strategy")
@@ -112,16 +111,15 @@ def comparison_notes(found: Verdicts) -> list[str]:
     return notes
 
 
-def _simulation(errors: Sequence[VirtualError | None]) -> str:
-    """The known error of virtual times in words."""
-    known = [
-        f"{deviation(error.rms)} in {name} ({counted(error.checks, 'check')}{'' if error.known else ', too few'})"
-        for name, error in zip("AB", errors, strict=True)
-        if error
-    ]
-    if not known:
+def _simulation(found: Verdicts) -> str:
+    """The known error of virtual times in words, and how much of it the intervals of ratios hold."""
+    errors = {name: error for name, error in zip("AB", found.virtual_errors, strict=True) if error}
+    if not errors:
         return "virtual times: no native point checks them: verdicts on them are on the simulation"
-    return f"virtual times: the virtual-native error inside their intervals is {', '.join(known)}"
+    if found.one_study:
+        return f"virtual times are off native ones by {errors['A'].words}; what is common to all cancels in B / A"
+    known = [f"{error.words} in {name}{'' if error.known else ', too few'}" for name, error in errors.items()]
+    return f"virtual times are off native ones by {', '.join(known)}; B / A holds both, as nothing says what is common"
 
 
 def _place(rows: pd.DataFrame) -> str:

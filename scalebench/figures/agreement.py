@@ -7,14 +7,13 @@ from dataclasses import replace
 import pandas as pd
 from matplotlib.patches import Patch
 
-from scalebench.analysis import Results, agreement, median_error
+from scalebench.analysis import Results, agreement, virtual_error
 from scalebench.analysis.environment import supposed
 from scalebench.figures.base import FIGURES, EmptyFigureError, Figure
 from scalebench.figures.drawing.canvas import Canvas
 from scalebench.figures.drawing.caption import describe_executions, describe_oversubscription, describe_study
 from scalebench.figures.drawing.panel import Panel
 from scalebench.figures.drawing.styles import Look, looks
-from scalebench.formatting import deviation
 
 GOAL = 0.15
 
@@ -47,14 +46,14 @@ class Agreement(Figure):
             (_draw_times if name == "times" else _draw_ratios)(panel, table, look)
         band = (Patch(facecolor="#EEEEEE"), f"within {100 * GOAL:.0f} %")
         canvas.legends(look, table.assign(execution=""), band)
-        error = median_error(table)
-        median = "" if error is None else f"Median error {deviation(error)} where native runs are not oversubscribed."
+        error = virtual_error(results)
+        off = "" if error is None else f"Virtual times are off by {error.words}, where native runs check them."
         canvas.say(
             describe_study(results),
             describe_executions(results, bars=False),
             "Geometric means; bars of the ratio: the virtual interval and the native 95 % confidence interval in "
             "quadrature.",
-            median,
+            off,
             "No timing of these native runs enters the calibration.",
             describe_oversubscription(table),
         )

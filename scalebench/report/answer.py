@@ -7,13 +7,11 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import takewhile
 
-from scalebench.analysis import Results, agreement, cells, differences, median_error, virtual_error
+from scalebench.analysis import Results, cells, differences, virtual_error
 from scalebench.analysis.environment import jitter_in_words
 from scalebench.analysis.grouping import listed
 from scalebench.analysis.intervals import CHECKED_STATED, METRIC_FROM, NOTHING_VARIES, STATED
 from scalebench.formatting import (
-    counted,
-    deviation,
     is_equal,
     metric_change,
     metric_word,
@@ -175,15 +173,15 @@ def _beside(first: Comparison, found: list[Comparison], results: Results) -> Ite
 
 
 def _error_of_the_simulation(results: Results) -> str:
-    error, within = median_error(agreement(results)), virtual_error(results)
+    error = virtual_error(results)
     if error is None:
-        return "All times of this study are simulated: no native run checks them."
-    text = f"Where both ran, virtual times are off native ones by {deviation(error)} in the median"
-    if within is None:
-        return f"{text}."
-    if not within.known:
-        return f"{text}; that is {counted(within.checks, 'check')} only, too little for an interval."
-    return f"{text}, and {deviation(within.rms)} RMS, which the intervals hold."
+        return "No native run checks the virtual times of this study."
+    text = f"Where both ran, virtual times are off native ones by {error.words}"
+    if not error.known:
+        return f"{text}: too few for an interval."
+    if not error.is_split:
+        return f"{text}: the interval of a saving holds all of that, as nothing tells what is common to all times."
+    return f"{text}: what is common to all times cancels in a saving, and the rest is in its interval."
 
 
 def _parts_of_the_saving(one: Comparison, results: Results) -> Iterator[Sentence]:

@@ -227,7 +227,7 @@ def test_virtual_ratio_contains_the_simulation_error(studies, same_draws):
     assert np.log([row["ratio_low"], row["ratio_high"]]) == pytest.approx([centre - half, centre + half])
     assert (row["verdict"], row["interval"]) == ("undecided", "calibration interval with virtual-native error")
     assert [error.rms**2 for error in found.virtual_errors] == pytest.approx(squares)
-    own = found.virtual_errors[0].part("allreduce")
+    own = found.virtual_errors[0].own("allreduce")
     half = half_width((logs[0].var(ddof=1) * (1 + 1 / 5), 4), (own.variance, own.freedom))
     assert math.log(row["a_high"] / row["a_s"]) == pytest.approx(half)
 

@@ -7,8 +7,9 @@ The coefficients x of a law have the covariance
 In the first part s2 = sum W (mean log residual)^2 / (counts - coefficients above zero) measures the distance of the
 means from the law: misfit widens the band, and repetitions do not hide it. The second part is the noise that whole
 repetitions share, of variance v (`fitting.shared_noise`), which shifts the curve. Where native runs check virtual times
-their error d adds the larger of two variances: d^2 x x', if all worker counts are off alike (larger for the curve), and
-d^2 A A' with A = (J' W J)^-1 J' W, if each is off independently (larger for its shape).
+their error d, without the factor common to all of them (native_check.py), adds the larger of two variances: d^2 x x',
+if all worker counts are off alike (larger for the curve), and d^2 A A' with A = (J' W J)^-1 J' W, if each is off
+independently (larger for its shape).
 
 Anything linear in log T over N (the curve, the efficiency, the elasticity) has the standard error that C gives it, and
 Satterthwaite's degrees of freedom; where three quarters are shared noise at most those of the shared noise, because
@@ -31,11 +32,10 @@ from typing import TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from scalebench.analysis.intervals import Interval, interval_name
+from scalebench.analysis.intervals import Interval, Part, interval_name
 from scalebench.analysis.laws.fitting import Candidate, Fit, SharedNoise, shared_noise
 from scalebench.analysis.laws.forms import Parameter
 from scalebench.analysis.laws.series import Base, Series
-from scalebench.analysis.native_check import VirtualError
 from scalebench.formatting import counted
 from scalebench.study.spec import SIMULATED
 
@@ -59,7 +59,7 @@ def no_band(series: Series) -> str:
         return f"no intervals: they want {FEWEST_REPETITIONS} repetitions, there are {repetitions}"
     if counts < FEWEST_COUNTS:
         return f"no intervals: they want {FEWEST_COUNTS} worker counts, there are {counts}"
-    if series.error is not None and not series.error.known:
+    if series.error is not None and not series.error.is_split:
         return f"no intervals: the error of virtual times is known from {counted(series.error.checks, 'check')} only"
     return ""
 
@@ -98,7 +98,7 @@ def linear(
     for one in found:
         law, x = one.fit.law, one.fit.coefficients
         centres.append(combination @ law.log_seconds(at, x) + (base.log_seconds if base else 0.0))
-        error, freedom = _errors(one.fit, combination @ law.gradient(at, x), shared, series.error, base)
+        error, freedom = _errors(one.fit, combination @ law.gradient(at, x), shared, _simulation(series), base)
         errors.append(error)
         freedoms.append(freedom)
     weights = np.array([one.weight for one in found])
@@ -129,12 +129,17 @@ def parameter_interval(fit: Fit, series: Series, parameter: Parameter) -> tuple[
 
     step = 1e-6 * np.maximum(x, 1e-3 * _typical(fit))
     gradient = np.array([(value(x + move) - value(x)) / move.sum() for move in np.diag(step)])
-    error, freedom = _errors(fit, gradient[None, :], shared_noise(series), series.error)
+    error, freedom = _errors(fit, gradient[None, :], shared_noise(series), _simulation(series))
     half = float(stdtrit(freedom[0], 1 - _TAIL) * error[0])
     low, high = max(value(x) - half, 0.0), value(x) + half
     if reciprocal:
         return 1 / high, 1 / low if low > 0 else np.inf
     return max(low, parameter.least), min(high, parameter.most)
+
+
+def _simulation(series: Series) -> Part | None:
+    """Virtual-native error of the times of `series`, without the factor common to all virtual times."""
+    return series.error.own(series.label) if series.error else None
 
 
 def _typical(fit: Fit) -> Array:
@@ -144,7 +149,7 @@ def _typical(fit: Fit) -> Array:
 
 
 def _errors(
-    fit: Fit, gradient: Array, shared: SharedNoise, simulation: VirtualError | None, base: Base | None = None
+    fit: Fit, gradient: Array, shared: SharedNoise, simulation: Part | None, base: Base | None = None
 ) -> tuple[Array, Array]:
     """Standard errors of quantities with `gradient` with respect to the coefficients, and their degrees of freedom."""
     jacobian = fit.law.gradient(fit.counts, fit.coefficients)
@@ -159,7 +164,7 @@ def _errors(
         parts.append((np.full_like(own, base.variance), base.freedom))
     if simulation is not None:
         apart = np.sum((scaled @ inverse @ weighted.T * np.sqrt(fit.weights)) ** 2, axis=1)
-        parts.append((np.maximum(alike, apart + bool(base)) * simulation.rms**2, simulation.checks))
+        parts.append((np.maximum(alike, apart + bool(base)) * simulation.variance, simulation.freedom))
     total = np.sum([variance for variance, _ in parts], axis=0)
     shares = np.sum([variance**2 / freedom for variance, freedom in parts], axis=0)
     freedom = np.where(total > 0, total**2 / np.maximum(shares, 1e-300), fit.freedom)

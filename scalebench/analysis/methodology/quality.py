@@ -181,8 +181,8 @@ def virtual_error(evidence: Evidence, most: float = 0.15) -> Iterator[Finding]:
     elif error.rms > math.log1p(most):
         yield finding(
             "warning",
-            f"virtual times differ from native ones by {deviation(error.rms)} (root mean square of "
-            f"{counted(error.checks, 'check')})",
+            f"virtual times are off native ones by {error.words}"
+            + ("; what is common to all of them is in no interval" if error.is_split else ""),
             where,
             "see `scalebench plot --figure agreement` for where; calibrate on an idle machine",
         )

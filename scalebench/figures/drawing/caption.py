@@ -25,7 +25,7 @@ from scalebench.cluster.load import load_cluster
 from scalebench.cluster.network import allreduce_name
 from scalebench.cluster.spec import Cluster
 from scalebench.errors import ClusterError
-from scalebench.formatting import counted, deviation, digits, seconds
+from scalebench.formatting import counted, digits, seconds
 from scalebench.study.jitter import STATED
 from scalebench.study.spec import SIMULATED
 
@@ -207,8 +207,10 @@ def _bars(results: Results, runs: pd.DataFrame, execution: str) -> str:
     if (own := cells(results)).loc[own["execution"] == execution, "interval"].eq(NOTHING_VARIES).all():
         return f", {NOTHING_VARIES}: step times are stated"
     error = virtual_error(results) if execution in SIMULATED else None
-    if error and not error.known:
-        return f", no error bars: the virtual-native error is known from {counted(error.checks, 'check')} only"
-    size = f" of {deviation(error.rms)}" if error else ""
     name = interval_name(execution, checked=error is not None, stated=states_steps(results))
-    return f", error bars: {name}{size}"
+    if error is None:
+        return f", error bars: {name}"
+    off = f"off native times by {error.words}"
+    if not error.is_split:
+        return f", {off}, of which nothing is known to be common to all points: no error bars"
+    return f", error bars: {name}; {off}, of which the factor common to all points is in no bar"

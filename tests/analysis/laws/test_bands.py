@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Mapping
 
 import numpy as np
@@ -10,6 +11,7 @@ from scipy.optimize import curve_fit
 from scipy.special import stdtrit
 
 from benchmarks.laws_coverage import Coverage, coverage
+from scalebench.analysis.intervals import Part
 from scalebench.analysis.laws.bands import curve, linear, no_band, parameter_interval, reach
 from scalebench.analysis.laws.fitting import Candidate, candidates, fit, shared_noise
 from scalebench.analysis.laws.forms import amdahl, laws_for, mechanistic, universal
@@ -137,9 +139,20 @@ def test_more_draws_do_not_narrow_the_band():
         assert shared_noise(drifting).variance == pytest.approx(np.var(np.log(slow), ddof=1) * share, rel=0.01)
 
 
+OFF = VirtualError(0.1, 5, between=Part(0.1**2, 4))
+
+
+def test_factor_common_to_all_virtual_times_is_in_no_band():
+    off = dataclasses.replace(OFF, rms=3.0, common=3.0)
+    at = [following(amdahl(), (0.9, 0.1), execution="virtual", error=error) for error in (OFF, off)]
+    bands = [curve([Candidate(fit(amdahl(), series), series, 0.0, 1.0)], series, N) for series in at]
+    np.testing.assert_allclose(bands[0].high, bands[1].high)
+    assert no_band(dataclasses.replace(at[0], error=VirtualError(3.0, 2))).endswith("known from 2 checks only")
+
+
 def test_the_error_of_the_simulation_is_in_the_band_and_in_the_parameters():
     exact = following(amdahl(), (0.9, 0.1), execution="virtual")
-    checked = following(amdahl(), (0.9, 0.1), execution="virtual", error=VirtualError(0.1, 4))
+    checked = following(amdahl(), (0.9, 0.1), execution="virtual", error=OFF)
     half = stdtrit(4, 0.975) * 0.1
     band = curve([Candidate(fit(amdahl(), checked), checked, 0.0, 1.0)], checked, N)
     np.testing.assert_allclose(np.log(band.high / band.centre), half, rtol=1e-5)
@@ -167,7 +180,7 @@ def test_bands_of_checked_simulations_hold_the_machine_95_times_in_100(alike):
     held = []
     true = np.log(0.9 / N + 0.1)
     for _ in range(800):
-        error = VirtualError(float(np.sqrt((random.normal(0, 0.1, 3) ** 2).mean())), 3)
+        error = VirtualError(0.1, 4, between=Part((random.normal(0, 0.1, 3) ** 2).mean(), 3))
         series = following(amdahl(), (0.9, 0.1), noise=0.03, random=random, execution="virtual", error=error)
         band = curve([Candidate(fit(amdahl(), series), series, 0.0, 1.0)], series, N)
         machine = np.exp(true + random.normal(0, 0.1, 1 if alike else 7))
@@ -177,7 +190,7 @@ def test_bands_of_checked_simulations_hold_the_machine_95_times_in_100(alike):
 
 def test_small_shared_noise_keeps_the_degrees_of_freedom_of_the_simulation_error():
     """Shared noise and misfit are both small: the width does not depend on which is larger."""
-    random, error = np.random.default_rng(5), VirtualError(0.3, 4)
+    random, error = np.random.default_rng(5), VirtualError(0.3, 4, between=Part(0.3**2, 4))
     name, coefficients, every = TRUTHS["trees, each epoch"]
     law, jumps = mechanistic(workload(every=every), name), []
     for _ in range(20):
