@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import math
 import re
+from collections.abc import Mapping
+from typing import Any
 
 EMPTY = "–"
+OVERSUBSCRIBED, DISTURBED = "×", "†"  # behind numbers of cells that are no baseline
 _NUMBER = re.compile(r"(\d+(?:\.\d+)?)")
 _HUGE = 1e9  # numbers from here on have an exponent
 
@@ -131,6 +134,12 @@ def metric_with_interval(value: float, low: float, high: float, *, signed: bool 
     if not (math.isfinite(low) and math.isfinite(high)):
         return f"{value:{sign}.3f}"
     return f"{value:{sign}.3f} [{low:{sign}.3f}, {high:{sign}.3f}]"
+
+
+def marks(cell: Mapping[Any, Any]) -> str:
+    """Return the signs of an oversubscribed or disturbed cell, to stand behind a number: ` ×`, ` †`, ` ×†` or none."""
+    signs = OVERSUBSCRIBED * bool(cell["oversubscribed"]) + DISTURBED * bool(cell["disturbed"])
+    return f" {signs}" if signs else ""
 
 
 def natural(text: str) -> tuple[tuple[str, float], ...]:

@@ -22,7 +22,7 @@ import pandas as pd
 from scalebench.analysis.grouping import EXECUTIONS, PER_BATCH, strategy_rank
 from scalebench.analysis.intervals import NO_INTERVAL, time_interval
 from scalebench.analysis.loading import CELL, Results, cached
-from scalebench.analysis.pairing import NO_RATIO, CellComparison, Comparer, Ratio
+from scalebench.analysis.pairing import NO_BASELINE, NO_RATIO, CellComparison, Comparer, Ratio
 from scalebench.analysis.rounds import CellRuns, runs_by_cell
 from scalebench.analysis.significance import ALPHA
 from scalebench.errors import UsageError, nearest
@@ -33,7 +33,17 @@ NO_RUN = "no completed run of"
 
 COLUMNS = [
     *CELL,
-    *("strategy", "oversubscribed", "baseline", "baseline_engine", "baseline_workers", "n", "paired", "left_out"),
+    *(
+        "strategy",
+        "oversubscribed",
+        "disturbed",
+        "baseline",
+        "baseline_engine",
+        "baseline_workers",
+        "n",
+        "paired",
+        "left_out",
+    ),
     *("train_s", "baseline_s", "saved_s", "ratio", "ratio_low", "ratio_high"),
     *("reduction", "reduction_low", "reduction_high", "median_ratio", "median_ratio_low", "median_ratio_high"),
     *("interval", "note", "speedup", "efficiency", "speedup_low", "efficiency_low", "speedup_high", "efficiency_high"),
@@ -42,7 +52,8 @@ COLUMNS = [
 
 
 DIFFERENCES = [
-    *("execution", "label_a", "label_b", "engine_a", "engine_b", "workers", "oversubscribed", "paired", "n"),
+    *("execution", "label_a", "label_b", "engine_a", "engine_b", "workers", "oversubscribed", "disturbed"),
+    *("paired", "n"),
     *("left_out", "a_s", "b_s", "ratio", "ratio_low", "ratio_high", "interval"),
     *("test", "p", "p_adjusted", "significant", "repetitions_needed"),
     *("metric_name", "metric_n", "metric_a", "metric_b", "metric_difference", "metric_low", "metric_high", "note"),
@@ -72,8 +83,8 @@ def ratios(results: Results) -> pd.DataFrame:
     `ddp`, `engine_part` and `frequency_part` add up to the reduction. `paired`: from `n` common rounds of the run
     order, without the `left_out` rounds in which the two did not run side by side; else from all repetitions, as
     independent samples. `interval` names the interval, which contains the noise of both. `median_ratio` is the
-    median of the pairs' ratios, with an interval from six pairs. Where a baseline is missing or oversubscribed the
-    numbers are empty and `note` gives the reason.
+    median of the pairs' ratios, with an interval from six pairs. Where a baseline is missing, oversubscribed or
+    disturbed the numbers are empty and `note` gives the reason.
     """
     table, comparer = sorted(runs_by_cell(results), key=_rank), Comparer(results)
     index: Index = {}
@@ -90,7 +101,7 @@ def differences(results: Results, a: str, b: str, *, alpha: float = ALPHA) -> pd
     `ratio` is T(a) / T(b) with `paired`, `left_out` and `interval` as in `ratios`. `test`, `p`, `p_adjusted` (Holm over
     the worker counts) and `significant` are empty where no test is offered; then `repetitions_needed` is the number of
     repetitions of both from which a test is offered (0 for virtual times), and `note` gives the reason. An
-    oversubscribed `b` is no baseline: no ratio, no test. An oversubscribed `a` is not tested.
+    oversubscribed or disturbed `b` is no baseline: no ratio, no test. Such an `a` is not tested.
     `metric_difference` is metric(a) - metric(b), the mean over common seeds with a 95 % t interval.
 
     Raises:
@@ -134,7 +145,7 @@ def compared_strategies(results: Results, a: str, b: str, alpha: float = ALPHA) 
             pairs.sort(key=lambda pair: pair[0].workers)
             found += comparer.family(pairs, alpha)
     return [
-        replace(one, ratio=replace(one.ratio, mean=NO_INTERVAL, interval="")) if one.bottom.oversubscribed else one
+        replace(one, ratio=replace(one.ratio, mean=NO_INTERVAL, interval="")) if one.bottom.unfit else one
         for one in found
     ]
 
@@ -158,6 +169,7 @@ def _difference(one: CellComparison, alpha: float) -> dict[str, object]:
     a, b, ratio = one.top, one.bottom, one.ratio
     return one.columns("a", "b") | {
         "oversubscribed": a.oversubscribed or b.oversubscribed,
+        "disturbed": a.disturbed or b.disturbed,
         "n": min(len(ratio.top_s), len(ratio.bottom_s)),
         "a_s": time_interval(ratio.top_s).centre,
         "b_s": time_interval(ratio.bottom_s).centre,
@@ -205,8 +217,8 @@ def find_baseline(index: Index, name: str, engine: str | None, cell: CellRuns) -
         fault = f"{len(found)} candidates for the baseline" if found else NO_RUN
         return Baseline(None, engine or "", workers, f"{fault} {name}{where}")
     (base,) = found
-    if base.oversubscribed:
-        return Baseline(None, base.engine, workers, f"{name}{where} is oversubscribed and so no baseline")
+    if base.unfit:
+        return Baseline(None, base.engine, workers, f"{name}{where} is {base.unfit} {NO_BASELINE}")
     return Baseline(base, base.engine, workers, "")
 
 
@@ -221,6 +233,7 @@ def _row(cell: CellRuns, name: str, base: Baseline, ratio: Ratio) -> dict[str, o
         **cell.key,
         "strategy": cell.strategy,
         "oversubscribed": cell.oversubscribed,
+        "disturbed": cell.disturbed,
         "baseline": name,
         "baseline_engine": base.engine,
         "baseline_workers": base.workers,

@@ -26,14 +26,15 @@ from scalebench.analysis.intervals import (
     t_quantile,
 )
 from scalebench.analysis.loading import CELL as CELL
-from scalebench.analysis.loading import Results, cached
+from scalebench.analysis.loading import Results, cached, is_representative
 from scalebench.analysis.native_check import virtual_error
-from scalebench.analysis.rounds import MEASURED
+from scalebench.analysis.rounds import MEASURED, trained
 from scalebench.analysis.rounds import timed as timed
 from scalebench.analysis.time_to_target import times_to_target
 from scalebench.formatting import is_interval, natural
 from scalebench.records.progress import group_of
 from scalebench.study.spec import SIMULATED
+from scalebench.system.background_load import SHARE
 
 PER_BATCH = ("serial", "allreduce", "horovod", "ddp")  # what the others are compared with
 EXECUTIONS = ["native", "paced", "virtual", "modelled"]
@@ -58,14 +59,18 @@ def cells(results: Results) -> pd.DataFrame:
     variation of lognormal times, sqrt(exp(s^2) - 1), with s the deviation of logs. `metric` is the arithmetic mean with
     a 95 % confidence interval over seeds, which ends where the metric's values do. `time_to_target_s`,
     `epochs_to_target` and the other columns of `times_to_target` treat runs that never reached the target as censored.
-    Seconds by task and costs are means, empty where one repetition lacks them.
+    Seconds by task and costs are means, empty where one repetition lacks them. Times and costs are of the `n` runs of
+    `timed`, metrics of all.
     """
-    runs = timed(results)
-    logs = runs["train_s"].map(math.log)
-    groups = runs.assign(log=logs).groupby(CELL, dropna=False, sort=False)
+    runs = trained(results)
+    counts = runs.index.isin(timed(results).index)
+    runs = runs.assign(log=runs["train_s"].map(math.log))
+    runs.loc[~counts, ["train_s", "log", *SPLIT, *COST]] = math.nan
+    groups = runs.groupby(CELL, dropna=False, sort=False)
     table = groups[_SHARED].first()
     table["oversubscribed"] = groups["oversubscribed"].any()
-    table["n"] = groups.size()
+    table["disturbed"] = groups["disturbed"].all()
+    table["n"] = groups["log"].count()
     virtual = table.index.get_level_values("execution").isin(SIMULATED)
     error, level = virtual_error(results) if virtual.any() else None, level_of(results.study, table["n"])
     mean, deviation = groups["log"].mean(), groups["log"].std()
@@ -79,7 +84,7 @@ def cells(results: Results) -> pd.DataFrame:
     table["train_s"], table["low_s"], table["high_s"] = np.exp(mean), np.exp(mean - half), np.exp(mean + half)
     table["median_s"], table["mean_s"] = groups["train_s"].median(), groups["train_s"].mean()
     table["q1_s"], table["q3_s"] = groups["train_s"].quantile(0.25), groups["train_s"].quantile(0.75)
-    medians = [median_interval(own) for _, own in groups["log"]]
+    medians = [median_interval(own.dropna()) for _, own in groups["log"]]
     for end in ("low", "high"):
         bounds = np.exp(np.array([getattr(found, end) for found in medians], dtype=float))
         table[f"median_{end}_s"] = np.where(virtual, math.nan, bounds)
@@ -151,6 +156,9 @@ def listed(items: Iterable[object], most: int = 8) -> str:
     return f"{', '.join(texts[: most - 1])} and {len(texts) - most + 1} more"
 
 
+DISTURBED_BY = f"other programs took more than {100 * SHARE:.0f} % of the cores"
+
+
 def crowding(marked: pd.DataFrame) -> str:
     """Reason why runs or cells are `marked` as oversubscribed: too many workers, or a pace that was missed."""
     paced = marked["execution"].eq("paced") if "execution" in marked else pd.Series(False, marked.index)
@@ -214,7 +222,7 @@ def metric_by_cost(results: Results) -> pd.DataFrame:
     table = cells(results)
     table = table[table["metric"].notna()].reset_index(drop=True)
     table = _with_cost(table, "core_hours", "cost_core_hours", ("train_s", "low_s", "high_s"))
-    compared = table[~table["oversubscribed"].astype(bool)]
+    compared = table[is_representative(table)]
     for cost in COSTS.values():
         marked = pd.Series(False, table.index)
         for _, own in compared.groupby(["execution", "engine"], sort=False):

@@ -18,7 +18,9 @@ from scalebench.records.attempts import latest_places
 from scalebench.records.folder import EPOCHS, RUNS, STUDY
 from scalebench.records.reading import TEXT, check_completed, read_table
 from scalebench.records.schema import EpochRow, RunRow, columns
+from scalebench.study.spec import SIMULATED
 from scalebench.study.validation import read_mapping
+from scalebench.system.background_load import SHARE
 
 CELL = ["execution", "engine", "label", "workers", "batch_per_worker", "batch_global"]
 PACE_OVERRUN_LIMIT = 0.01
@@ -35,10 +37,10 @@ T = TypeVar("T")
 class Results:
     """Latest attempts at the runs of one study, with any status, and their epochs.
 
-    `runs` has the columns of runs.csv and `label`, the strategy with its options except tuned ones; `oversubscribed`
-    includes paced runs that missed their pace. `epochs` has the columns of epochs.csv. Do not change either in place:
-    statistics are computed once per Results (`cached`). `trials`, with the columns of `runs`, are the trials of tuning,
-    which are in no other table.
+    `runs` has the columns of runs.csv, `label`, the strategy with its options except tuned ones, and `disturbed`
+    (`is_disturbed`); `oversubscribed` includes paced runs that missed their pace. `epochs` has the columns of
+    epochs.csv. Do not change either in place: statistics are computed once per Results (`cached`). `trials`, with the
+    columns of `runs`, are the trials of tuning, which are in no other table.
     """
 
     folder: Path
@@ -106,7 +108,7 @@ def load(folder: Path | str) -> Results:
 
 
 def read_runs(folder: Path) -> pd.DataFrame:
-    """Read all rows of `folder`/runs.csv except trials, with `label` and `oversubscribed` as in Results.
+    """Read all rows of `folder`/runs.csv except trials, with `label`, `oversubscribed` and `disturbed` as in Results.
 
     Raises:
         ResultsError: no records there, another schema version, or a damaged cell (named by file, line and column).
@@ -139,9 +141,24 @@ def _read_rows(folder: Path) -> pd.DataFrame:
         raise ResultsError(f"{folder} holds no runs.csv; expected the folder of a study, such as results/<study>")
     rows = read_table(path, RunRow)
     rows["oversubscribed"] = rows["oversubscribed"].astype(bool) | (rows["paced_overrun"] > PACE_OVERRUN_LIMIT)
+    rows["disturbed"] = is_disturbed(rows)
     texts = (rows[name].tolist() for name in ("strategy", "strategy_options", "tuned"))
     rows["label"] = list(map(label_of, *texts))
     return rows
+
+
+def is_disturbed(runs: pd.DataFrame) -> pd.Series[bool]:
+    """Mark measured runs during which other programs took more than `background_load.SHARE` of the cores.
+
+    What needs all cores takes a third longer from there on, and there is no bound above.
+    """
+    measured = ~runs["execution"].isin(SIMULATED)
+    return measured & (runs["others_load"] > SHARE).fillna(False).astype(bool)
+
+
+def is_representative(table: pd.DataFrame) -> pd.Series[bool]:
+    """Mark runs or cells that may be compared with, checked with and fitted to: not oversubscribed, not disturbed."""
+    return ~(table["oversubscribed"].astype(bool) | table["disturbed"].astype(bool))
 
 
 def _claimed_twice(runs: pd.DataFrame) -> pd.Series[bool]:

@@ -20,7 +20,7 @@ from scalebench.analysis.intervals import (
     variance_between,
     weighted_mean,
 )
-from scalebench.analysis.loading import Results, cached
+from scalebench.analysis.loading import Results, cached, is_representative
 from scalebench.analysis.rounds import timed
 from scalebench.formatting import counted, deviation
 
@@ -28,7 +28,7 @@ PREFERRED_ENGINES = ("mpi", "nccl", "gloo", "horovod")  # native engine to compa
 CHECKED_FROM = 2  # checks
 OF_A_MEDIAN = 1.35  # variance of a median of three over that of their mean
 _COLUMNS = [
-    *("label", "strategy", "workers", "engine", "oversubscribed", "n_native", "n_virtual", "native_s"),
+    *("label", "strategy", "workers", "engine", "oversubscribed", "disturbed", "n_native", "n_virtual", "native_s"),
     *("native_median_s", "native_deviation", "virtual_s", "ratio", "ratio_at_speed", "ratio_low", "ratio_high"),
     "error",
 ]
@@ -128,7 +128,7 @@ def agreement(results: Results) -> pd.DataFrame:
     the noise of the native runs, as independent samples. A strategy that ran on several native engines is compared on
     the engine whose costs the study charges for virtual runs, else on the first of mpi, nccl, gloo, horovod. Only
     virtual runs of the cluster of the native ones are compared, and none with stated step times or slow workers on this
-    machine. Oversubscribed native runs are marked.
+    machine. Oversubscribed and disturbed native runs are marked.
     `ratio_at_speed` compares times corrected for the noise of the machine (`_steady`); `native_deviation` is the
     standard deviation of the logs of these native times.
     """
@@ -157,6 +157,7 @@ def agreement(results: Results) -> pd.DataFrame:
                 "workers": workers,
                 "engine": engine,
                 "oversubscribed": bool(native["oversubscribed"].any()),
+                "disturbed": bool(native["disturbed"].any()),
                 "native_s": time_interval(native["train_s"].tolist()).centre,
                 "native_median_s": median_time(native["train_s"].tolist()).centre,
                 "virtual_s": time_interval(virtual["train_s"].tolist()).centre,
@@ -230,4 +231,4 @@ def _checks(fair: pd.DataFrame) -> dict[str, tuple[list[float], list[float]]]:
 
 def checked(table: pd.DataFrame) -> pd.DataFrame:
     """Return the rows of `agreement` that check virtual times."""
-    return table[~table["oversubscribed"].astype(bool)]
+    return table[is_representative(table)]

@@ -48,6 +48,8 @@ from scalebench.analysis.significance import (
 )
 from scalebench.formatting import counted, is_interval
 
+NO_BASELINE = "and so no baseline"
+
 
 @dataclass(frozen=True)
 class Ratio:
@@ -114,10 +116,10 @@ class CellComparison:
     def why_untested(self, alpha: float) -> str:
         """Reason for a missing test, empty if there is one."""
         a, b = self.top, self.bottom
-        if b.oversubscribed:
-            return f"{b.label} is oversubscribed at {counted(b.workers, 'worker')} and so no baseline"
-        if a.oversubscribed:
-            return f"{a.label} is oversubscribed at {counted(a.workers, 'worker')} and so not tested"
+        if b.unfit:
+            return f"{b.label} is {b.unfit} at {counted(b.workers, 'worker')} {NO_BASELINE}"
+        if a.unfit:
+            return f"{a.label} is {a.unfit} at {counted(a.workers, 'worker')} and so not tested"
         if a.execution not in MEASURED:
             return f"{a.execution} times get no test"
         if self.test is not None:
@@ -165,13 +167,13 @@ class Comparer:
         return Ratio(mean, median, above, below, paired, name if math.isfinite(mean.low) else "", left_out)
 
     def family(self, pairs: Sequence[tuple[CellRuns, CellRuns]], alpha: float = ALPHA) -> list[CellComparison]:
-        """Compare (top, bottom) pairs of one execution, tested as one family that leaves oversubscribed cells out.
+        """Compare (top, bottom) pairs of one execution, tested as one family that leaves unfit cells out.
 
         Measured times are tested where the smallest p of the test can reach alpha / family, the first step of Holm's
         rule. Virtual times are not tested: with enough draws of a calibration any difference would be significant.
         """
         ratios = [self.ratio(*pair) for pair in pairs]
-        asked = [n for n, (top, bottom) in enumerate(pairs) if not (top.oversubscribed or bottom.oversubscribed)]
+        asked = [n for n, (top, bottom) in enumerate(pairs) if not (top.unfit or bottom.unfit)]
         tests = {n: _test(pairs[n][0], ratios[n], alpha / len(asked)) for n in asked}
         p = [test.p if test else math.nan for test in tests.values()]
         adjusted = dict(zip(asked, holm(p), strict=True))

@@ -23,7 +23,7 @@ MEASURED = ("native", "paced")  # executions whose times are samples of a machin
 PAIRED_FROM, PAIRED_FROM_IF_TORN = 2, 3  # rounds; the latter where other common rounds are left out
 
 _NEEDED = [*CELL, "strategy", "scaling", "repetition", "run_order", "attempt", "started_utc", "train_s", "eval_s"]
-_NEEDED += ["oversubscribed", "seed", "metric_name", "final_metric", "epochs"]
+_NEEDED += ["oversubscribed", "disturbed", "seed", "metric_name", "final_metric", "epochs"]
 _NEEDED += ["target_metric", "time_to_target_s", "epochs_to_target"]
 
 
@@ -33,9 +33,10 @@ class CellRuns:
 
     `started` are start times in seconds after the first run of the execution (NaN if unknown). `again` are rounds whose
     run did not take place at its number in the run order: a later attempt, or a number shared with another run.
-    `reach_s` is the largest distance in time of two runs made side by side. `target` is the target metric of the last
-    run (NaN without one), `aimed` are the rounds with this target, `to_target` and `epochs_to_target` seconds and
-    epochs until it in those that reached it.
+    `reach_s` is the largest distance in time of two runs made side by side. Of runs that were disturbed beside
+    undisturbed ones only the `metrics` are here. `target` is the target metric of the last run (NaN without one),
+    `aimed` are the rounds with this target, `to_target` and `epochs_to_target` seconds and epochs until it in those
+    that reached it.
     """
 
     key: dict[str, object]  # CELL -> value
@@ -51,6 +52,7 @@ class CellRuns:
     order: dict[int, int] = field(default_factory=dict)
     metrics: dict[int, float] = field(default_factory=dict)
     oversubscribed: bool = False
+    disturbed: bool = False
     started: dict[int, float] = field(default_factory=dict)
     again: set[int] = field(default_factory=set)
     reach_s: float = math.inf
@@ -60,28 +62,50 @@ class CellRuns:
     to_target: dict[int, float] = field(default_factory=dict)
     epochs_to_target: dict[int, float] = field(default_factory=dict)
 
+    @property
+    def unfit(self) -> str:
+        """Reason why the cell is no baseline, in one word; empty if it may be one."""
+        return "oversubscribed" if self.oversubscribed else "disturbed" if self.disturbed else ""
+
 
 @cached
-def timed(results: Results) -> pd.DataFrame:
+def trained(results: Results) -> pd.DataFrame:
     """Completed runs with a positive training time."""
     runs = results.completed
     return runs[runs["train_s"] > 0]
 
 
 @cached
+def timed(results: Results) -> pd.DataFrame:
+    """Runs whose times count: those of `trained` without runs that were disturbed beside others of their cell.
+
+    A cell of disturbed runs alone keeps them, and is marked. The choice follows from the load, not from the times.
+    """
+    runs = trained(results)
+    return runs[_counts(runs)]
+
+
+def _counts(runs: pd.DataFrame) -> pd.Series[bool]:
+    quiet = ~runs["disturbed"].astype(bool)
+    beside = quiet.groupby([runs[name] for name in CELL], dropna=False).transform("any")
+    return quiet | ~beside
+
+
+@cached
 def runs_by_cell(results: Results) -> list[CellRuns]:
     """Runs of every cell of the completed runs."""
-    runs = timed(results)[_NEEDED]
+    runs = trained(results)[_NEEDED]
     if runs.empty:
         return []
     parts = [_with_times(own) for _, own in runs.groupby("execution", sort=False)]
-    runs = pd.concat(parts).loc[runs.index]
+    runs = pd.concat(parts).loc[runs.index].assign(counts=_counts(runs))
     return [_cell_runs(own) for _, own in runs.groupby(CELL, dropna=False, sort=False)]
 
 
 def _cell_runs(runs: pd.DataFrame) -> CellRuns:
     first = runs.iloc[0]
     known = runs[np.isfinite(runs["final_metric"])]
+    runs = runs[runs["counts"]]
     targets = runs["target_metric"].astype(float)
     target = float(targets.iloc[-1])
     aimed = runs[targets == target]
@@ -105,6 +129,7 @@ def _cell_runs(runs: pd.DataFrame) -> CellRuns:
         order=by_round(runs["order"]),
         metrics=dict(zip(known["seed"].astype(int).tolist(), known["final_metric"].tolist(), strict=True)),
         oversubscribed=bool(runs["oversubscribed"].any()),
+        disturbed=bool(runs["disturbed"].all()),
         started=by_round(runs["began"]),
         again=set(by_round(again["attempt"])),
         reach_s=float(first["reach_s"]),

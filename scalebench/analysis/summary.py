@@ -9,16 +9,21 @@ from typing import Any
 import pandas as pd
 
 from scalebench.analysis.comparing import NO_RUN, SPLIT_BASELINES, ratios
-from scalebench.analysis.grouping import CELL, cells, chosen_strategies, crowding, place
+from scalebench.analysis.grouping import CELL, DISTURBED_BY, cells, chosen_strategies, crowding, place
 from scalebench.analysis.intervals import NOTHING_VARIES
 from scalebench.analysis.loading import Results
 from scalebench.analysis.methodology.quality import findings
 from scalebench.analysis.native_check import agreement, checked, virtual_error
+from scalebench.analysis.pairing import NO_BASELINE
+from scalebench.analysis.rounds import timed, trained
 from scalebench.analysis.tuning import tuning_in_words
 from scalebench.formatting import (
+    DISTURBED,
     EMPTY,
+    OVERSUBSCRIBED,
     counted,
     digits,
+    marks,
     percent,
     percent_with_interval,
     seconds,
@@ -26,7 +31,6 @@ from scalebench.formatting import (
 )
 from scalebench.study.spec import SIMULATED
 
-OVERSUBSCRIBED = "×"
 _AGAINST = ("allreduce", *SPLIT_BASELINES)
 _REDUCTION = ("reduction", "reduction_low", "reduction_high")
 
@@ -67,6 +71,10 @@ def summary_notes(results: Results, *, brief: bool = False) -> list[str]:
     table, notes = cells(results), []
     if len(marked := results.completed[results.completed["oversubscribed"].astype(bool)]):
         notes.append(f"{OVERSUBSCRIBED} {crowding(marked)}: shown, never a baseline")
+    if table["disturbed"].any():
+        notes.append(f"{DISTURBED} disturbed, as {DISTURBED_BY}: shown, never a baseline")
+    if left_out := len(trained(results)) - len(timed(results)):
+        notes.append(f"{counted(left_out, 'disturbed run')} left out of times beside others of the same point")
     if (virtual := table[table["execution"].isin(SIMULATED)])["interval"].eq(NOTHING_VARIES).any():
         which = "virtual times" if virtual["interval"].eq(NOTHING_VARIES).all() else "some virtual times"
         notes.append(f"{which} have {NOTHING_VARIES}: their step times are stated")
@@ -99,7 +107,6 @@ def _aims(results: Results) -> bool:
 
 def _texts(cell: dict[Hashable, Any], several_metrics: bool, aims: bool, baselines: Sequence[str]) -> tuple[str, ...]:
     metric = f"{cell['metric']:.3f}" if math.isfinite(cell["metric"]) else EMPTY
-    oversubscribed = f" {OVERSUBSCRIBED}" if cell["oversubscribed"] else ""
     where = cell["execution"] if cell["execution"] == cell["engine"] else f"{cell['execution']} {cell['engine']}"
     return (
         cell["label"],
@@ -111,7 +118,7 @@ def _texts(cell: dict[Hashable, Any], several_metrics: bool, aims: bool, baselin
         f"{digits(cell['speedup'])}x" if math.isfinite(cell["speedup"]) else EMPTY,
         *(percent_with_interval(*(cell[f"{name} {baseline}"] for name in _REDUCTION)) for baseline in baselines),
         f"{metric} {cell['metric_name']}" if several_metrics else metric,
-        where + oversubscribed,
+        where + marks(cell),
     )
 
 
@@ -142,7 +149,7 @@ def _missing_baselines(compared: pd.DataFrame, chosen: set[str]) -> list[str]:
         return []
     headline = compared[compared["baseline"].isin({"serial", "allreduce"} & chosen)]
     lacking = headline[headline["note"].str.startswith(NO_RUN)]
-    others = sorted({note for note in headline["note"].drop(lacking.index) if note and "oversubscribed" not in note})
+    others = sorted({note for note in headline["note"].drop(lacking.index) if note and NO_BASELINE not in note})
     engine = lacking["baseline_engine"].where(lacking["baseline_engine"] != "", lacking["execution"])  # of serial: any
     places = lacking.assign(label=lacking["baseline"], workers=lacking["baseline_workers"], engine=engine)
     return [f"{NO_RUN} {place(of_one)}" for _, of_one in places.groupby("baseline")] + others

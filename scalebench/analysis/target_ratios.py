@@ -28,7 +28,7 @@ from scalebench.analysis.time_to_target import (
 
 COLUMNS = [
     *CELL,
-    *("strategy", "oversubscribed", "baseline", "baseline_engine", "n", "time_to_target_s", "baseline_s"),
+    *("strategy", "oversubscribed", "disturbed", "baseline", "baseline_engine", "n", "time_to_target_s", "baseline_s"),
     *("reduction", "reduction_low", "reduction_high", "interval", "note"),
 ]
 
@@ -86,6 +86,7 @@ def _row(cell: CellRuns, name: str, base: Baseline, comparer: Comparer) -> dict[
         **cell.key,
         "strategy": cell.strategy,
         "oversubscribed": cell.oversubscribed,
+        "disturbed": cell.disturbed,
         "baseline": name,
         "baseline_engine": base.engine,
         "n": ratio.mean.n,

@@ -41,7 +41,7 @@ SURVIVAL = "95 % confidence interval of the Kaplan-Meier median"
 OVER_SEEDS = ", and over seeds"
 COLUMNS = [
     *CELL,
-    *("strategy", "metric_name", "target_metric", "oversubscribed", "n_aimed", "n_reached"),
+    *("strategy", "metric_name", "target_metric", "oversubscribed", "disturbed", "n_aimed", "n_reached"),
     *("time_to_target_s", "target_low_s", "target_high_s", "target_interval", "epochs_to_target"),
 ]
 _HALF = 0.5
@@ -77,6 +77,7 @@ def times_to_target(results: Results) -> pd.DataFrame:
                 "metric_name": cell.metric_name,
                 "target_metric": cell.target,
                 "oversubscribed": cell.oversubscribed,
+                "disturbed": cell.disturbed,
                 "n_aimed": len(cell.aimed),
                 "n_reached": len(cell.to_target),
                 **time.named("time_to_target_s", "target_low_s", "target_high_s"),

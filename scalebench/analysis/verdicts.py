@@ -103,7 +103,7 @@ def compare_studies(
 ) -> Verdicts:
     """Compare study `b` with the reference study `a`, cell by cell: same execution, engine, strategy and workers.
 
-    `strategies` (labels or names) and `execution` select cells. Oversubscribed cells have no verdict.
+    `strategies` (labels or names) and `execution` select cells. Oversubscribed and disturbed cells have no verdict.
 
     Raises:
         UsageError: there is nothing in common, or a name is wrong.
@@ -210,13 +210,13 @@ def verdict_of_metric(difference: Interval, margin: float) -> Verdict:
 def _row(one: CellComparison, comparer: Comparer, threshold: float, metric_margin: float) -> dict[str, Any]:
     """The row of one cell under COLUMNS; A is the bottom of the ratio, B its top."""
     a, b = one.bottom, one.top
-    crowded = a.oversubscribed or b.oversubscribed
-    verdict: Verdict = "not compared" if crowded else verdict_of_time(one.ratio.mean, threshold)
+    unfit = a.unfit or b.unfit
+    verdict: Verdict = "not compared" if unfit else verdict_of_time(one.ratio.mean, threshold)
     row = one.columns(top="b", bottom="a") | {
         "verdict": verdict,
         "metric_verdict": verdict_of_metric(one.metric, metric_margin) if one.metric.n else "not compared",
         "metric_repeats": _repeats(a, comparer) and _repeats(b, comparer),
-        "note": "oversubscribed" if crowded else "",
+        "note": unfit,
     }
     for side, (name, cell) in enumerate((("a", a), ("b", b))):
         times = list(cell.seconds.values())

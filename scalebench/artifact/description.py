@@ -19,12 +19,13 @@ from pydantic import Field, ValidationError
 from scalebench import __version__
 from scalebench.analysis import Results
 from scalebench.analysis.environment import hardware, nodes_in
-from scalebench.analysis.summary import OVERSUBSCRIBED, summary_header, summary_rows
+from scalebench.analysis.summary import summary_header, summary_rows
 from scalebench.artifact.anonymising import Shipment, recorded_machines
 from scalebench.artifact.verification import Minutes, expected_again, expected_minutes
 from scalebench.data.builder import DATASETS
 from scalebench.errors import StudyError, nearest
 from scalebench.figures import Drawn, describe_figures, figure_names
+from scalebench.formatting import DISTURBED, OVERSUBSCRIBED
 from scalebench.report.answer import answer
 from scalebench.report.comparison import as_text, comparisons
 from scalebench.report.origin import study_facts
@@ -204,10 +205,10 @@ def light_requirements() -> list[str]:
 
 
 def _expected(rows: list[tuple[str, ...]]) -> list[tuple[str, ...]]:
-    """Select for each strategy and execution the row with the largest worker count without oversubscription."""
+    """Select for each strategy and execution the row with the largest worker count and no mark."""
     largest: dict[tuple[str, str], tuple[str, ...]] = {}
     for row in rows:
-        if OVERSUBSCRIBED in row[-1]:
+        if row[-1].endswith((OVERSUBSCRIBED, DISTURBED)):
             continue
         key = (row[0], row[-1])
         if key not in largest or int(row[1]) >= int(largest[key][1]):

@@ -17,11 +17,11 @@ from scalebench.analysis import Results, cells, ratios
 from scalebench.analysis.grouping import EXECUTIONS
 from scalebench.analysis.loading import CELL
 from scalebench.analysis.native_check import PREFERRED_ENGINES
-from scalebench.analysis.summary import OVERSUBSCRIBED, summary_header, summary_notes, summary_rows, time_and_epochs
+from scalebench.analysis.summary import summary_header, summary_notes, summary_rows, time_and_epochs
 from scalebench.analysis.target_ratios import target_ratios
 from scalebench.cli.terminal_table import TableColumn, TerminalTable
 from scalebench.errors import UsageError
-from scalebench.formatting import counted, metric_word, percent, seconds
+from scalebench.formatting import DISTURBED, OVERSUBSCRIBED, counted, marks, metric_word, percent, seconds
 
 BASELINES = ("allreduce", "horovod", "ddp", "serial")
 _SPARE = ("speedup", "vs horovod", "vs ddp", "spread", "median")  # left out on a narrow terminal, from the last
@@ -78,7 +78,7 @@ def full_table(results: Results) -> TerminalTable:
     ]
     rows = []
     for label, workers, *numbers, execution in summary_rows(results):
-        plain = execution.removesuffix(f" {OVERSUBSCRIBED}")
+        plain = execution.rstrip(f" {OVERSUBSCRIBED}{DISTURBED}")
         rows.append([label, f"{workers}{execution.removeprefix(plain)}", *numbers, plain])
     return TerminalTable(_title(results), columns, rows, summary_notes(results))
 
@@ -117,12 +117,12 @@ def _section(
 
 
 def _time(cell: dict[Hashable, Any]) -> Text:
-    crowded = bool(cell["oversubscribed"])
-    return Text(f"{seconds(cell['train_s'])}{f' {OVERSUBSCRIBED}' * crowded}", style="dim" if crowded else "")
+    signs = marks(cell)
+    return Text(f"{seconds(cell['train_s'])}{signs}", style="dim" if signs else "")
 
 
 def _target(cell: dict[Hashable, Any]) -> Text:
-    style = "yellow" if math.isinf(cell["time_to_target_s"]) else "dim" if cell["oversubscribed"] else ""
+    style = "yellow" if math.isinf(cell["time_to_target_s"]) else "dim" if marks(cell) else ""
     return Text(time_and_epochs(cell), style=style)
 
 

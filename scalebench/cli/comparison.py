@@ -61,8 +61,8 @@ def _execution(row: Row) -> str:
 
 def _verdict(row: Row) -> Text:
     verdict = Text(row["verdict"], style=_COLORS[row["verdict"]])
-    if row["note"] == "oversubscribed":
-        verdict.append(", oversubscribed")
+    if row["note"] in ("oversubscribed", "disturbed"):
+        verdict.append(f", {row['note']}")
     if row["metric_verdict"] in ("regression", "improvement"):
         verdict.append(f", {row['metric_name']} {row['metric_verdict']}", style=_COLORS[row["metric_verdict"]])
     return verdict

@@ -14,7 +14,7 @@ import rich_click as click
 from scalebench.cli.options import FILE, completed_study, results_argument, selection_of, selection_options
 from scalebench.errors import writing
 from scalebench.figures.caption_files import latex_lines, to_latex
-from scalebench.formatting import EMPTY
+from scalebench.formatting import DISTURBED, EMPTY, OVERSUBSCRIBED
 from scalebench.records.table import to_cell
 
 if TYPE_CHECKING:
@@ -82,9 +82,7 @@ def as_latex(table: Table, caption: str, label: str) -> str:
     title, _, notes = caption.partition(". ")
     names = [str(name) for name in table.keys.columns]
     header = [to_latex(name) for name in names] + [to_latex(column.title) for column in table.columns]
-    rows = [
-        [*map(to_latex, keys), *map(_in_latex, row)] for keys, row in zip(_keys(table, "×"), table.rows, strict=True)
-    ]
+    rows = [[*map(to_latex, keys), *map(_in_latex, row)] for keys, row in zip(_keys(table), table.rows, strict=True)]
     columns = list(zip(header, *rows, strict=True))
     across = sum(max(map(_printed_pt, cells)) for cells in columns) + 2 * _SEP_PT * (len(columns) - 1)
     kind = "table" if across <= _COLUMN_PT else "table*"
@@ -125,7 +123,7 @@ def as_markdown(table: Table, caption: str) -> str:
     names = [str(name) for name in table.keys.columns]
     header = [*names, *(column.title for column in table.columns)]
     rules = ["---:" if name == "Workers" else "---" for name in names] + ["---:"] * len(table.columns)
-    rows = [[*keys, *map(_in_brackets, row)] for keys, row in zip(_keys(table, " ×"), table.rows, strict=True)]
+    rows = [[*keys, *map(_in_brackets, row)] for keys, row in zip(_keys(table, " "), table.rows, strict=True)]
     lines = [f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in row)} |" for row in (header, rules, *rows)]
     return "\n".join([*lines, "", caption, ""])
 
@@ -135,12 +133,13 @@ def as_csv(table: Table) -> str:
     bounded = [any(row[place].low for row in table.rows) for place in range(len(table.columns))]
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
-    header = [str(name).lower() for name in table.keys.columns] + ["oversubscribed"]
+    header = [str(name).lower() for name in table.keys.columns] + ["oversubscribed", "disturbed"]
     for column, has_bounds in zip(table.columns, bounded, strict=True):
         header += [column.title, *([f"{column.title} low", f"{column.title} high"] if has_bounds else [])]
     writer.writerow(header)
-    for keys, crowded, row in zip(_keys(table, ""), table.oversubscribed, table.rows, strict=True):
-        cells = [to_cell(key) for key in keys] + [str(crowded).lower()]
+    marked = zip(table.oversubscribed, table.disturbed, strict=True)
+    for keys, marks, row in zip(table.keys.astype(str).to_numpy().tolist(), marked, table.rows, strict=True):
+        cells = [to_cell(key) for key in keys] + [str(mark).lower() for mark in marks]
         for number, has_bounds in zip(row, bounded, strict=True):
             value = "" if number.value == EMPTY else number.value
             cells += [value, *([number.low, number.high] if has_bounds else [])]
@@ -148,12 +147,13 @@ def as_csv(table: Table) -> str:
     return text.getvalue()
 
 
-def _keys(table: Table, cross: str) -> list[list[str]]:
-    """Return strategy, workers and the other keys of each row as text, with a mark behind oversubscribed counts."""
+def _keys(table: Table, space: str = "") -> list[list[str]]:
+    """Return strategy, workers and the other keys of each row as text, with marks behind the worker count."""
     texts: list[list[str]] = table.keys.astype(str).to_numpy().tolist()
     place = list(table.keys.columns).index("Workers")
-    for row, crowded in zip(texts, table.oversubscribed, strict=True):
-        row[place] += cross if crowded else ""
+    for row, crowded, disturbed in zip(texts, table.oversubscribed, table.disturbed, strict=True):
+        signs = OVERSUBSCRIBED * crowded + DISTURBED * disturbed
+        row[place] += space + signs if signs else ""
     return texts
 
 
@@ -189,7 +189,7 @@ def _caption(study: Results, shown: pd.DataFrame, table: Table) -> str:
     from scalebench.figures.drawing.caption import (
         describe_executions,
         describe_machines,
-        describe_oversubscription,
+        describe_marks,
         describe_study,
     )
 
@@ -210,7 +210,7 @@ def _caption(study: Results, shown: pd.DataFrame, table: Table) -> str:
         if any(column.keys[0] == "metric" for column in table.columns)
         else "",
         f"Intervals of times: {'; '.join(sorted(set(shown['interval']) - {''}))}." if bounded - {"metric"} else "",
-        describe_oversubscription(shown).replace("Crosses", "×"),
+        describe_marks(shown, OVERSUBSCRIBED, DISTURBED),
     ]
     return " ".join(sentence for sentence in sentences if sentence)
 

@@ -92,6 +92,7 @@ class Table:
     columns: tuple[Column, ...]
     keys: pd.DataFrame
     oversubscribed: tuple[bool, ...]
+    disturbed: tuple[bool, ...]
     rows: tuple[tuple[Rounded, ...], ...]
 
 
@@ -139,7 +140,8 @@ def tabulate(results: Results, shown: pd.DataFrame, names: Sequence[str] = ()) -
     for name in [name for name, shows in several.items() if shows]:
         keys.insert(len(keys.columns) - 1, name, table[name.lower()])
     rows = tuple(tuple(_number(cell, column) for column in columns) for cell in table.to_dict("records"))
-    return Table(columns, keys, tuple(table["oversubscribed"].astype(bool)), rows)
+    marked = (tuple(table[name].astype(bool)) for name in ("oversubscribed", "disturbed"))
+    return Table(columns, keys, *marked, rows)
 
 
 def _number(cell: dict[Hashable, Any], column: Column) -> Rounded:

@@ -10,6 +10,7 @@ from matplotlib.lines import Line2D
 
 from scalebench.analysis import Results
 from scalebench.analysis.grouping import COSTS, EXECUTIONS, metric_by_cost
+from scalebench.analysis.loading import is_representative
 from scalebench.figures.base import FIGURES, EmptyFigureError, Figure
 from scalebench.figures.drawing.canvas import Canvas
 from scalebench.figures.drawing.caption import over_seeds, with_interval
@@ -71,7 +72,7 @@ class AccuracyCost(Figure):
             "The front joins the points of one execution and engine, in the whole study, that no other beats "
             "in metric or cost without being worse in the other; it disregards intervals.",
             "Modelled runs, which train nothing, have no metric and are left out." if modelled else "",
-            "Oversubscribed points are on no front." if table["oversubscribed"].any() else "",
+            "Oversubscribed and disturbed points are on no front." if not is_representative(table).all() else "",
         )
 
 

@@ -11,7 +11,7 @@ from scalebench.analysis import Results, agreement, virtual_error
 from scalebench.analysis.environment import supposed
 from scalebench.figures.base import FIGURES, EmptyFigureError, Figure
 from scalebench.figures.drawing.canvas import Canvas
-from scalebench.figures.drawing.caption import describe_executions, describe_oversubscription, describe_study
+from scalebench.figures.drawing.caption import describe_executions, describe_marks, describe_study
 from scalebench.figures.drawing.panel import Panel
 from scalebench.figures.drawing.styles import Look, looks
 
@@ -55,7 +55,7 @@ class Agreement(Figure):
             "quadrature.",
             off,
             "No timing of these native runs enters the calibration.",
-            describe_oversubscription(table),
+            describe_marks(table),
         )
 
 

@@ -17,7 +17,7 @@ from scalebench.figures.drawing.canvas import Canvas
 from scalebench.figures.drawing.panel import Segment, hatch_of
 from scalebench.figures.drawing.styles import ENGINE_ALONE, ENGINE_ALONE_PATTERN, TASK_PATTERNS, TASKS
 from scalebench.figures.style import Style
-from scalebench.formatting import seconds
+from scalebench.formatting import marks, seconds
 
 _COLUMNS = 3
 _ALONE = "engine, at one worker"
@@ -98,4 +98,4 @@ def _top(table: pd.DataFrame, style: Style, height: float) -> float:
 
 
 def _time_of(cell: dict[Hashable, Any]) -> str:
-    return seconds(cell["train_s"]) + (" ×" if cell["oversubscribed"] else "")
+    return seconds(cell["train_s"]) + marks(cell)

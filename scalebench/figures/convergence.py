@@ -72,7 +72,7 @@ class Convergence(Figure):
 
 
 def _by_epoch(results: Results) -> pd.DataFrame:
-    runs = results.completed[["run_id", "attempt", "oversubscribed", "metric_name", *_KEY]]
+    runs = results.completed[["run_id", "attempt", "oversubscribed", "disturbed", "metric_name", *_KEY]]
     table = results.epochs.merge(runs, on=["run_id", "attempt"])
     table = table[table["test_metric"].notna()]
     least, most = METRIC_RANGE.get(str(table["metric_name"].dropna().iloc[0]), (-math.inf, math.inf))
@@ -92,6 +92,7 @@ def _by_epoch(results: Results) -> pd.DataFrame:
                 "n": metric.n,
                 "interval": CONFIDENCE if known else "",
                 "oversubscribed": bool(group["oversubscribed"].any()),
+                "disturbed": bool(group["disturbed"].any()),
             }
         )
     return pd.DataFrame(rows)

@@ -37,7 +37,9 @@ class EpochsToTarget(Figure):
         table, look, _ = canvas.series_of(table[table["batch_global"].notna()])
         if table.empty:
             raise EmptyFigureError("no run of the selection has a target and a global batch")
-        table = table.assign(n=table["n_reached"], oversubscribed=False)  # a crowded machine takes no further epochs
+        table = table.assign(
+            n=table["n_reached"], oversubscribed=False, disturbed=False
+        )  # a busy machine takes no more
         names = {key: str(own["series"].iloc[0]) for key, own in table.groupby(["execution", "engine", "label"])}
         keyed = [((law.execution, law.engine, law.label), law) for law in critical_batches(results)]
         found = [(names[key], law) for key, law in keyed if key in names]

@@ -68,8 +68,9 @@ class ScalingLaws(Figure):
         canvas.describe(
             results,
             fitted,
-            "Laws are fitted to the logs of all runs that were not oversubscribed, each series by itself, and chosen "
-            "by AICc; w is the Akaike weight, LNO the error at the largest worker count when it is left out.",
+            "Laws are fitted to the logs of all runs that were neither oversubscribed nor disturbed, each series by "
+            "itself, and chosen by AICc; w is the Akaike weight, LNO the error at the largest worker count when it is "
+            "left out.",
             f"Bands: pointwise {' or '.join(names)} over all laws by their weights{unchecked}." if names else "",
             "Knee: the worker count of the largest efficiency times speedup; beyond it, a worker costs "
             "more efficiency than it brings speed."

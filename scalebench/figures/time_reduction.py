@@ -15,6 +15,7 @@ from matplotlib.patches import Patch
 
 from scalebench.analysis import Results, cells, ratios
 from scalebench.analysis.grouping import PER_BATCH
+from scalebench.analysis.pairing import NO_BASELINE
 from scalebench.figures.base import FIGURES, EmptyFigureError, Figure
 from scalebench.figures.drawing.bars import counts_by_execution, draw_bars
 from scalebench.figures.drawing.canvas import Canvas
@@ -101,7 +102,7 @@ def _no_reduction(compared: pd.DataFrame) -> str:
     """Return why no time can be compared with a baseline."""
     if compared.empty:
         return "no strategy synchronises less often than every batch"
-    crowded = [note for note in sorted(set(compared["note"])) if "oversubscribed" in note]
+    crowded = [note for note in sorted(set(compared["note"])) if NO_BASELINE in note]
     return crowded[0] if crowded else "no baseline (allreduce, serial, horovod, ddp) ran beside it"
 
 

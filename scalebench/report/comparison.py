@@ -36,7 +36,7 @@ _COLUMNS = {  # of `analysis.against`, where the names differ
 class Comparison:
     """One strategy against the baseline, at one worker count of one execution and engine.
 
-    `saved` = 1 - T(strategy) / T(baseline), of `n` runs of each, NaN where the baseline is oversubscribed. `difference`
+    `saved` = 1 - T(strategy) / T(baseline), of `n` runs of each, NaN where the baseline is unfit. `difference`
     = metric(strategy) - metric(baseline), over `metric_n` common seeds. Bounds are NaN where one value has none.
     """
 
@@ -47,6 +47,7 @@ class Comparison:
     baseline: str
     per_batch: bool
     oversubscribed: bool
+    disturbed: bool
     strategy_s: float
     baseline_s: float
     saved: float
@@ -78,7 +79,8 @@ class Comparison:
     @property
     def answers(self) -> bool:
         """Return True if the comparison can answer the study's question."""
-        return self.workers > 1 and not (self.per_batch or self.oversubscribed) and math.isfinite(self.saved)
+        unfit = self.per_batch or self.oversubscribed or self.disturbed
+        return self.workers > 1 and not unfit and math.isfinite(self.saved)
 
 
 def comparisons(results: Results) -> list[Comparison]:

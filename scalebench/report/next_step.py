@@ -5,8 +5,9 @@ from __future__ import annotations
 import math
 
 from scalebench.analysis import Results, virtual_error
-from scalebench.analysis.grouping import PER_BATCH
+from scalebench.analysis.grouping import DISTURBED_BY, PER_BATCH
 from scalebench.analysis.intervals import CHECKED_STATED, METRIC_FROM, NOTHING_VARIES, STATED, t_quantile
+from scalebench.analysis.loading import is_representative
 from scalebench.analysis.rounds import MEASURED
 from scalebench.formatting import deviation
 from scalebench.report.comparison import BASELINES, Comparison
@@ -61,6 +62,8 @@ def to_answer(results: Results) -> str:
         return "all runs have one worker; add more, as --workers 1..8"
     if several["oversubscribed"].all():
         return "every run of several workers is oversubscribed; run them on more cores, or as --execution virtual"
+    if not is_representative(several).any():
+        return f"every run of several workers is disturbed, as {DISTURBED_BY}; run them again when these have ended"
     return "no strategy ran beside its baseline on the same engine, at the same worker count and global batch"
 
 

@@ -9,8 +9,7 @@ from typing import Any, NamedTuple
 import pandas as pd
 
 from scalebench.analysis.grouping import EXECUTIONS, strategy_rank
-from scalebench.analysis.summary import OVERSUBSCRIBED
-from scalebench.formatting import EMPTY, metric_word, seconds
+from scalebench.formatting import DISTURBED, EMPTY, OVERSUBSCRIBED, marks, metric_word, seconds
 from scalebench.records.progress import group_of
 
 Row = Mapping[Any, Any]
@@ -66,17 +65,17 @@ def count(value: Any) -> str:
     return EMPTY if pd.isna(value) else f"{int(value):,}"
 
 
-def _where(execution: str, engine: str, oversubscribed: bool) -> str:
-    """Return execution, engine and mark: `native mpi ×`."""
-    return f"{group_of(execution, engine)}{f' {OVERSUBSCRIBED}' * bool(oversubscribed)}"
+def _where(execution: str, engine: str, oversubscribed: bool, disturbed: bool) -> str:
+    """Return execution, engine and marks: `native mpi ×`."""
+    return f"{group_of(execution, engine)}{marks({'oversubscribed': oversubscribed, 'disturbed': disturbed})}"
 
 
 STRATEGY = HtmlColumn("strategy", "label", numeric=False)
 EXECUTION = HtmlColumn(
     "execution",
-    "execution engine oversubscribed",
+    "execution engine oversubscribed disturbed",
     _where,
-    f"how the number was obtained; {OVERSUBSCRIBED}: oversubscribed",
+    f"how the number was obtained; {OVERSUBSCRIBED}: oversubscribed, {DISTURBED}: disturbed by other programs",
     numeric=False,
 )
 WORKERS = HtmlColumn("workers", "workers", count)

@@ -180,6 +180,7 @@ def _law(one: Scaling, advice: Advice) -> Row:
         "execution": series.execution,
         "engine": series.engine,
         "oversubscribed": False,
+        "disturbed": False,
         **dict(zip(LAWS, law_rows(one)[0], strict=True)),
         "akaike": one.best.weight,
         "distance": one.best.fit.misfit,

@@ -9,6 +9,7 @@ from typing import Any
 import pandas as pd
 
 from scalebench.analysis import Results
+from scalebench.analysis.loading import is_representative
 from scalebench.analysis.target_ratios import target_ratios
 from scalebench.analysis.time_to_target import times_to_target
 from scalebench.formatting import counted, metric_word, reduction_range, seconds, share
@@ -25,7 +26,7 @@ def target_answer(one: Comparison, results: Results, *, brief: bool = False) -> 
     """
     table, cells = target_ratios(results), times_to_target(results)
     own = table[(table["execution"] == one.execution) & (table["engine"] == one.engine) & (table["label"] == one.label)]
-    own = own[(own["baseline"] == one.baseline.partition("(")[0]) & ~own["oversubscribed"].astype(bool)]
+    own = own[(own["baseline"] == one.baseline.partition("(")[0]) & is_representative(own)]
     both = own[own["reduction"].notna() & (own["workers"] > 1)].sort_values("workers").to_dict("records")
     for row in own[own["workers"] == one.workers].to_dict("records"):
         strategy, other = _cells_of(row, one, cells)

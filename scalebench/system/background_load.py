@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-SHARE = 0.25  # of the cores: above it a calibration of engines is disturbed and not cached
+SHARE = 0.25  # of the cores: above it a native run, or a calibration of engines, is disturbed
 _SHORTEST_S = 0.2  # for a share: the kernel counts in ticks of 10 ms
 _TICKS_PER_S = os.sysconf("SC_CLK_TCK")
 

@@ -94,10 +94,11 @@ def _comparable(results: Results, plan: StudyPlan, note: Note) -> pd.DataFrame:
     runs = runs[runs["execution"].isin(MEASURED)]
     if runs.empty:
         raise ResultsError(f"{results.folder} holds no completed native or paced run to compare a prediction with")
-    crowded = runs["oversubscribed"].astype(bool)
-    if crowded.any():
-        note(f"{counted(int(crowded.sum()), 'oversubscribed run')} left out")
-    runs = runs[~crowded]
+    for what in ("oversubscribed", "disturbed"):
+        marked = runs[what].astype(bool)
+        if marked.any():
+            note(f"{counted(int(marked.sum()), f'{what} run')} left out")
+        runs = runs[~marked]
     if plan.study.device_step_time is not None and (native := runs["execution"] == "native").any():
         note(f"{counted(int(native.sum()), 'native run')} left out: the study states the step time of another device")
         runs = runs[~native]

@@ -1,4 +1,6 @@
-"""Data of a law: times and workload of one strategy on one engine of one execution, without oversubscribed runs."""
+"""Data of a law: times and workload of one strategy on one engine of one execution, without oversubscribed or disturbed
+runs.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +13,7 @@ import pandas as pd
 
 from scalebench.analysis.environment import states_steps
 from scalebench.analysis.grouping import EXECUTIONS, strategy_rank, timed
-from scalebench.analysis.loading import Results
+from scalebench.analysis.loading import Results, is_representative
 from scalebench.analysis.native_check import VirtualError, virtual_error
 from scalebench.formatting import counted
 from scalebench.study.spec import SIMULATED
@@ -127,7 +129,7 @@ class Series:
         measured = counted(len(counts), "worker count")
         listed = f" ({', '.join(f'{count:.0f}' for count in counts)})" if len(counts) else ""
         return (
-            f"{measured}{listed} that {'was' if len(counts) == 1 else 'were'} not oversubscribed; "
+            f"{measured}{listed} that {'was' if len(counts) == 1 else 'were'} neither oversubscribed nor disturbed; "
             f"a law wants {FEWEST_COUNTS}: run more with --workers"
         )
 
@@ -148,10 +150,11 @@ def _series(
     execution: str, engine: str, label: str, runs: pd.DataFrame, serial: pd.DataFrame, results: Results
 ) -> Series:
     notes = []
-    crowded = runs["oversubscribed"].astype(bool)
-    if crowded.any():
-        notes.append(f"oversubscribed runs left out, at {_listed(runs.loc[crowded, 'workers'])}")
-    runs = runs[~crowded]
+    for what in ("oversubscribed", "disturbed"):
+        marked = runs[what].astype(bool)
+        if marked.any():
+            notes.append(f"{what} runs left out, at {_listed(runs.loc[marked, 'workers'])}")
+        runs = runs[~marked]
     if (runs["batch_policy"] == "per_worker").any() and runs["batch_per_worker"].notna().any():
         usual = runs["batch_per_worker"].mode().max()
         small = (runs["batch_per_worker"] != usual).fillna(False).astype(bool)
@@ -182,10 +185,10 @@ def _series(
 
 
 def _base(serial: pd.DataFrame, runs: pd.DataFrame) -> Base | None:
-    """Base of `runs` by the rules of `comparing.ratios`: without options, unique, not oversubscribed."""
+    """Base of `runs` by the rules of `comparing.ratios`: without options, unique, representative."""
     plain = serial[serial["label"] == "serial"]
     serial = plain if len(plain) else serial
-    if not len(serial) or serial["label"].nunique() > 1 or serial["oversubscribed"].astype(bool).any():
+    if not len(serial) or serial["label"].nunique() > 1 or not is_representative(serial).all():
         return None
     own = serial.assign(log=np.log(serial["train_s"])).groupby("repetition")["log"].mean()
     logs = np.log(runs["train_s"])

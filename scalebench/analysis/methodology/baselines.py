@@ -7,6 +7,7 @@ from collections.abc import Iterator
 import pandas as pd
 
 from scalebench.analysis.grouping import PER_BATCH, chosen_strategies, listed
+from scalebench.analysis.loading import is_representative
 from scalebench.analysis.methodology import Evidence, Finding, Severity, finding, rule
 from scalebench.formatting import counted, percent, seconds_with_interval
 from scalebench.records.progress import group_of
@@ -25,7 +26,7 @@ def speedup_base(evidence: Evidence) -> Iterator[Finding]:
         fix = "add serial to the study's strategies, and let it complete without oversubscription in each repetition"
         yield finding(severity, f"no speedup can be given: {note}", own, fix)
     known = evidence.cells
-    fair = (known["strategy"] == "serial") & ~known["oversubscribed"].astype(bool)
+    fair = (known["strategy"] == "serial") & is_representative(known)
     for base in known[fair].to_dict("records"):
         time = seconds_with_interval(base["train_s"], base["low_s"], base["high_s"])
         kind = group_of(str(base["execution"]), str(base["engine"]))
@@ -42,7 +43,7 @@ def speedup_base(evidence: Evidence) -> Iterator[Finding]:
 def reduction_base(evidence: Evidence) -> Iterator[Finding]:
     """A reduction needs a per-batch run on the same engine, at the same worker count and global batch."""
     table = evidence.ratios
-    table = table[~table["strategy"].isin(PER_BATCH) & ~table["oversubscribed"].astype(bool)]
+    table = table[~table["strategy"].isin(PER_BATCH) & is_representative(table)]
     key = ["execution", "engine", "label", "workers"]
     others = table[(table["baseline"] != "serial") & (table["note"] == "")][key].drop_duplicates()
     missing = table[(table["baseline"] == "allreduce") & (table["note"] != "")]
@@ -70,7 +71,7 @@ def weak_baseline(evidence: Evidence) -> Iterator[Finding]:
     plain = table["label"] == "allreduce"  # with options it is a variant, and a baseline only where it ran alone
     alone = ~plain.groupby([table["execution"], table["engine"], table["workers"]]).transform("any").astype(bool)
     table = table[plain | alone]
-    slower = table[(table["ratio_high"] < 1) & (table["workers"] > 1) & ~table["oversubscribed"].astype(bool)]
+    slower = table[(table["ratio_high"] < 1) & (table["workers"] > 1) & is_representative(table)]
     for name, own in slower.groupby("baseline", sort=False):
         worst = own.iloc[int(own["ratio"].to_numpy(dtype=float).argmin())]
         yield finding(
@@ -106,7 +107,7 @@ def superlinear(evidence: Evidence) -> Iterator[Finding]:
 def unsettled(evidence: Evidence) -> Iterator[Finding]:
     """Rule 7 of the twelve: a difference within its interval is not established."""
     table = evidence.ratios
-    headline = table[(table["baseline"] == "allreduce") & (table["workers"] > 1) & ~table["oversubscribed"]]
+    headline = table[(table["baseline"] == "allreduce") & (table["workers"] > 1) & is_representative(table)]
     open_ = headline[(headline["reduction_low"] < 0) & (headline["reduction_high"] > 0)]
     for execution in dict.fromkeys(open_["execution"]):
         own = open_[open_["execution"] == execution]

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import numpy as np
 import pandas as pd
 
-from scalebench.analysis.grouping import CELL, crowding
+from scalebench.analysis.grouping import CELL, DISTURBED_BY, crowding
 from scalebench.analysis.methodology import Evidence, Finding, finding, rule
 from scalebench.formatting import counted, percent, seconds
 from scalebench.study.spec import SIMULATED
@@ -97,6 +97,20 @@ def oversubscribed(evidence: Evidence) -> Iterator[Finding]:
             crowded,
             "draw them as such, fit nothing to them, compare nothing with them; leave them out"
             + ("; or state a longer device_step_time (--new)" if crowded["execution"].eq("paced").any() else ""),
+        )
+
+
+@rule("other programs took at most a quarter of the cores beside each measured point; where not, it is marked")
+def disturbed(evidence: Evidence) -> Iterator[Finding]:
+    """Times beside programs that take the cores are not those of this machine."""
+    marked = evidence.cells[evidence.cells["disturbed"].astype(bool)]
+    if len(marked):
+        yield finding(
+            "warning",
+            f"{counted(len(marked), 'cell')} disturbed in all runs, as {DISTURBED_BY}",
+            marked,
+            "draw them as such, fit nothing to them, compare nothing with them; measure them again (--new) when the "
+            "programs have ended",
         )
 
 

@@ -85,7 +85,7 @@ TWELVE = (
     Kept(
         10,
         "Say how parallel time was measured, synchronised and summarised.",
-        ("clock-resolution", "short-runs", "warm-up", "oversubscribed", "busy-machine"),
+        ("clock-resolution", "short-runs", "warm-up", "oversubscribed", "disturbed", "busy-machine"),
         "a barrier before the first step, a monotonic clock on each rank, the time of the last worker to end; "
         "evaluation outside",
     ),

@@ -23,7 +23,7 @@ from scalebench.analysis import Results
 from scalebench.analysis.grouping import EXECUTIONS
 from scalebench.figures.drawing import caption
 from scalebench.figures.drawing.panel import Panel, lettered, share_y
-from scalebench.figures.drawing.styles import EXECUTION_WORDS, NEUTRAL, Look, cross, grouped, looks, name_series
+from scalebench.figures.drawing.styles import EXECUTION_WORDS, NEUTRAL, Look, cross, grouped, looks, name_series, plus
 from scalebench.figures.selection import EVERYTHING, Selection
 from scalebench.figures.style import REPORT, Style
 
@@ -138,7 +138,8 @@ class Canvas:
     ) -> None:
         """Add colour and marker of each drawn series, and a row with the fill of each execution of `drawn`.
 
-        Crosses, if any, of oversubscribed runs or of what else is `crossed`, and `extra` entries follow in that row.
+        Crosses, if any, of oversubscribed runs or of what else is `crossed`, plus signs of disturbed ones, and `extra`
+        entries follow in that row.
         """
         shown = {name for panel in self.panels for name in panel.series}
         names = [name for name in looks if name in shown]
@@ -152,6 +153,8 @@ class Canvas:
             entries.append((Line2D([], [], **style), EXECUTION_WORDS[execution]))
         if drawn["oversubscribed"].any():
             entries.append((Line2D([], [], **cross()), crossed))
+        if "disturbed" in drawn and drawn["disturbed"].any():
+            entries.append((Line2D([], [], **plus()), "disturbed by other programs (no baseline)"))
         self.legend([*entries, *extra])
 
     def say(self, *sentences: str) -> None:
@@ -167,7 +170,7 @@ class Canvas:
             caption.describe_machines(results, drawn),
             *sentences,
             "Pale grey: the series of the other panels." if context else "",
-            caption.describe_oversubscription(drawn),
+            caption.describe_marks(drawn),
         )
 
     def data(self) -> pd.DataFrame:

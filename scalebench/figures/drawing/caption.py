@@ -1,4 +1,4 @@
-"""Sentences of captions: study, executions, machines, oversubscription."""
+"""Sentences of captions: study, executions, machines, marks."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from scalebench.analysis.environment import (
     provenance_in,
     states_steps,
 )
-from scalebench.analysis.grouping import EXECUTIONS, crowding
+from scalebench.analysis.grouping import DISTURBED_BY, EXECUTIONS, crowding
 from scalebench.analysis.intervals import CONFIDENCE, NOTHING_VARIES, interval_name
 from scalebench.analysis.tuning import optimizer_in_words
 from scalebench.cluster.load import load_cluster
@@ -163,10 +163,13 @@ def _card(card: dict[str, Any]) -> str:
     return f"{card.get('name')} ({f'{speed / 1000:g} Gbit/s' if speed else card.get('driver')})"
 
 
-def describe_oversubscription(drawn: pd.DataFrame) -> str:
-    """Return the meaning of crosses, empty if there are none."""
+def describe_marks(drawn: pd.DataFrame, crosses: str = "Crosses", pluses: str = "Plus signs") -> str:
+    """Return the meaning of the marks of oversubscribed and disturbed points, empty if there are none."""
     marked = drawn[drawn["oversubscribed"].astype(bool)]
-    return f"Crosses: {crowding(marked)}, never a baseline." if len(marked) else ""
+    sentences = [f"{crosses}: {crowding(marked)}, never a baseline."] if len(marked) else []
+    if "disturbed" in drawn and drawn["disturbed"].any():
+        sentences.append(f"{pluses}: {DISTURBED_BY} meanwhile, never a baseline.")
+    return " ".join(sentences)
 
 
 def over_seeds(table: pd.DataFrame) -> pd.Series[str]:

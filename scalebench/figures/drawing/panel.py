@@ -15,7 +15,7 @@ from matplotlib.patches import Rectangle
 from matplotlib.ticker import FixedLocator, FuncFormatter, LogLocator, NullLocator
 
 from scalebench.analysis.intervals import METRIC_RANGE
-from scalebench.figures.drawing.styles import Look, cross
+from scalebench.figures.drawing.styles import Look, cross, plus
 from scalebench.figures.style import REPORT, Style
 from scalebench.formatting import digits, metric_word
 from scalebench.study.spec import SIMULATED
@@ -81,14 +81,14 @@ class Panel:
     ) -> None:
         """Draw a line with markers for each series and execution of `frame`, with error bars from `low` to `high`.
 
-        `frame` has the columns execution, engine, series, workers and oversubscribed; rows without a value are left
-        out. `scale` turns its unit into that of the axis; the drawn data has the unit of the axis. A `sparse` line has
-        error bar and cross at its last point only.
+        `frame` has the columns execution, engine, series, workers, oversubscribed and, of measured times, disturbed;
+        rows without a value are left out. `scale` turns its unit into that of the axis; the drawn data has the unit of
+        the axis. A `sparse` line has error bar, cross and plus sign at its last point only.
         """
         crowded = _fitting_shift(frame[x]) if shift else 1.0
         bars: list[Bar] = []
         colors: list[str] = []
-        crossed: list[tuple[float, float]] = []
+        marked: dict[str, list[tuple[float, float]]] = {name: [] for name in MARKS if name in frame}
         for (execution, name), group in frame[frame[quantity].notna()].groupby(["execution", "series"], sort=False):
             group = group.sort_values(x)
             look = looks[str(name)]
@@ -102,12 +102,14 @@ class Panel:
             style = look.line(str(execution)) | ({} if connect else {"linestyle": ""})
             self.ax.plot(at, y, zorder=4 if execution == "native" else 3, **style)
             self.series.add(str(name))
-            hit = np.flatnonzero(group["oversubscribed"].to_numpy(dtype=bool))[-1 if sparse else 0 :]
-            crossed += list(zip(at[hit], y[hit], strict=True))
+            for mark, places in marked.items():
+                hit = np.flatnonzero(group[mark].to_numpy(dtype=bool))[-1 if sparse else 0 :]
+                places += list(zip(at[hit], y[hit], strict=True))
         self._keep_curves(frame[frame[quantity].notna()], quantity, x, (low, high), scale)
         self.intervals(bars, colors)
-        if crossed:
-            self.ax.plot(*zip(*crossed, strict=True), **cross(), zorder=5)
+        for mark, places in marked.items():
+            if places:
+                self.ax.plot(*zip(*places, strict=True), **MARKS[mark](), zorder=5)
 
     def context(self, frame: pd.DataFrame, quantity: str, *, x: str = "workers", scale: float = 1.0) -> None:
         """Draw the curves of other panels in pale grey behind those of this one; they are not recorded."""
@@ -254,12 +256,14 @@ class Panel:
 
     def _keep_curves(self, frame: pd.DataFrame, quantity: str, x: str, bounds: Sequence[str], scale: float) -> None:
         kept = ["series", "execution", "engine", "workers", "oversubscribed"]
-        kept += [name for name in ("interval", "n", *_BESIDE.get(quantity, ())) if name in frame]
+        kept += [name for name in ("disturbed", "interval", "n", *_BESIDE.get(quantity, ())) if name in frame]
         table = frame[kept].assign(panel=self.name, quantity=quantity, x=frame[x], y=scale * frame[quantity])
         if all(bounds):
             table[["low", "high"]] = scale * frame[list(bounds)].to_numpy(dtype=float)
         self._tables.append(table)
 
+
+MARKS = {"oversubscribed": cross, "disturbed": plus}  # over points
 
 # Further columns of the CSV beside a figure, for quoting medians.
 _BESIDE = {

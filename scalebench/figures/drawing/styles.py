@@ -70,6 +70,11 @@ def cross() -> dict[str, Any]:
     return {"color": NEUTRAL, "linestyle": "", "marker": "x", "markersize": size, "markeredgewidth": edge}
 
 
+def plus() -> dict[str, Any]:
+    """Return matplotlib keywords of the plus sign over disturbed points."""
+    return cross() | {"marker": "+", "markersize": 1.9 * rcParams["lines.markersize"]}
+
+
 def knee() -> dict[str, Any]:
     """Return matplotlib keywords of the knee of a scaling law."""
     size, edge = 1.3 * rcParams["lines.markersize"], 0.8 * rcParams["lines.markeredgewidth"]

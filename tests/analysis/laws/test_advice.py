@@ -68,7 +68,9 @@ def test_worth_contains_the_noise_of_serial_but_no_shared_noise():
         serial = shared[:, 0] + random.normal(0, 0.02, 5)
         own = pd.DataFrame(logs, columns=COUNTS).rename_axis("repetition").reset_index()
         own = own.melt("repetition", var_name="workers", value_name="train_s")
-        alone = pd.DataFrame({"label": "serial", "oversubscribed": False, "repetition": range(5), "train_s": serial})
+        alone = pd.DataFrame(
+            {"label": "serial", "oversubscribed": False, "disturbed": False, "repetition": range(5), "train_s": serial}
+        )
         runs = own.assign(train_s=np.exp(own["train_s"].astype(float)))
         base = _base(alone.assign(train_s=np.exp(serial)), runs)
         columns = {"at": "workers", "seconds": "train_s", "repetition": "repetition"}

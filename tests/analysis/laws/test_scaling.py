@@ -104,9 +104,12 @@ def test_oversubscribed_runs_are_left_out(study):
 @pytest.mark.parametrize(
     ("runs", "refusal"),
     [
-        (rows(counts=(1, 2, 4)), "3 worker counts (1, 2, 4) that were not oversubscribed; a law wants 4"),
-        (rows(counts=(2,)), "1 worker count (2) that was not oversubscribed"),
-        (rows(oversubscribed=True), "0 worker counts that were not oversubscribed"),
+        (
+            rows(counts=(1, 2, 4)),
+            "3 worker counts (1, 2, 4) that were neither oversubscribed nor disturbed; a law wants 4",
+        ),
+        (rows(counts=(2,)), "1 worker count (2) that was neither oversubscribed nor disturbed"),
+        (rows(oversubscribed=True), "0 worker counts that were neither oversubscribed nor disturbed"),
         (rows(counts=(1, 2, 4, 8), repetitions=1), "4 runs are too few to choose between laws"),
     ],
 )
