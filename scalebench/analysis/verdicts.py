@@ -7,7 +7,13 @@ T_B / T_A has an interval. With a threshold h (0.05 for 5 %) the verdict on a ce
     unchanged     the whole interval lies between the two: a larger change is excluded
     undecided     else: more repetitions are needed, or there is no interval
 
-and on its metric the same with M_B - M_A around a margin m: a regression lies below -m, an improvement above m.
+The verdict on its metric, M_B - M_A with a margin m (0.01), is the one of this command, of the answer of a study, its
+report, tables and `check`:
+
+    better       the whole interval lies above m
+    worse        the whole interval lies below -m
+    equal        the whole interval lies between the two
+    undecided    else, or there is no interval
 """
 
 from __future__ import annotations
@@ -36,6 +42,8 @@ CellName = tuple[str, str, str, int]  # execution, engine, label, workers: the v
 THRESHOLD, METRIC_MARGIN = 0.05, 0.01
 Verdict = Literal["regression", "improvement", "unchanged", "undecided", "not compared"]
 VERDICTS: tuple[Verdict, ...] = get_args(Verdict)
+MetricVerdict = Literal["worse", "better", "equal", "undecided", "not compared"]
+METRIC_VERDICTS: tuple[MetricVerdict, ...] = get_args(MetricVerdict)
 COLUMNS = [
     *("execution", "engine_a", "engine_b", "label_a", "label_b", "workers", "paired", "left_out", "n_a", "n_b"),
     *("a_s", "a_low", "a_high", "a_median_s", "a_spread", "b_s", "b_low", "b_high", "b_median_s", "b_spread"),
@@ -76,19 +84,19 @@ class Verdicts:
         """Number of cells with this verdict on their time."""
         return int((self.table["verdict"] == verdict).sum())
 
-    def metrics(self, verdict: Verdict) -> int:
+    def metrics(self, verdict: MetricVerdict) -> int:
         """Number of cells with this verdict on their metric."""
         return int((self.table["metric_verdict"] == verdict).sum())
 
     @property
     def repeats_worse(self) -> int:
-        """Number of cells with a regressed metric that does not depend on the timing of workers."""
-        return int(((self.table["metric_verdict"] == "regression") & self.table["metric_repeats"].astype(bool)).sum())
+        """Number of cells with a worse metric that does not depend on the timing of workers."""
+        return int(((self.table["metric_verdict"] == "worse") & self.table["metric_repeats"].astype(bool)).sum())
 
     @property
     def regressed(self) -> bool:
-        """Return True if a time or a metric regressed, or B failed where A did not."""
-        return bool(self.count("regression") or self.metrics("regression") or self.failed)
+        """Return True if a time regressed, a metric is worse, or B failed where A did not."""
+        return bool(self.count("regression") or self.metrics("worse") or self.failed)
 
 
 def compare_studies(
@@ -199,12 +207,21 @@ def _label(results: Results, name: str) -> str:
 
 def verdict_of_time(ratio: Interval, threshold: float) -> Verdict:
     """Verdict on T_B / T_A."""
-    return _verdict(math.log(ratio.low), math.log(ratio.high), math.log1p(threshold), "regression", "improvement")
+    low, high, limit = math.log(ratio.low), math.log(ratio.high), math.log1p(threshold)
+    if low > limit:
+        return "regression"
+    if high < -limit:
+        return "improvement"
+    return "unchanged" if -limit <= low and high <= limit else "undecided"
 
 
-def verdict_of_metric(difference: Interval, margin: float) -> Verdict:
-    """Verdict on M_B - M_A of a metric for which higher is better."""
-    return _verdict(difference.low, difference.high, margin, "improvement", "regression")
+def verdict_of_metric(low: float, high: float, margin: float = METRIC_MARGIN) -> MetricVerdict:
+    """Verdict on M_B - M_A, of the interval from `low` to `high`, of a metric for which higher is better."""
+    if low > margin:
+        return "better"
+    if high < -margin:
+        return "worse"
+    return "equal" if -margin <= low and high <= margin else "undecided"
 
 
 def _row(one: CellComparison, comparer: Comparer, threshold: float, metric_margin: float) -> dict[str, Any]:
@@ -212,9 +229,10 @@ def _row(one: CellComparison, comparer: Comparer, threshold: float, metric_margi
     a, b = one.bottom, one.top
     unfit = a.unfit or b.unfit
     verdict: Verdict = "not compared" if unfit else verdict_of_time(one.ratio.mean, threshold)
+    metric = verdict_of_metric(one.metric.low, one.metric.high, metric_margin)
     row = one.columns(top="b", bottom="a") | {
         "verdict": verdict,
-        "metric_verdict": verdict_of_metric(one.metric, metric_margin) if one.metric.n else "not compared",
+        "metric_verdict": metric if one.metric.n else "not compared",
         "metric_repeats": _repeats(a, comparer) and _repeats(b, comparer),
         "note": unfit,
     }
@@ -237,14 +255,3 @@ def _repeats(cell: CellRuns, comparer: Comparer) -> bool:
 def _ordered(rows: list[dict[str, Any]]) -> pd.DataFrame:
     rank = [(EXECUTIONS.index(r["execution"]), strategy_rank(r["label_a"]), r["engine_a"], r["workers"]) for r in rows]
     return pd.DataFrame([rows[n] for n in sorted(range(len(rows)), key=rank.__getitem__)], columns=COLUMNS)
-
-
-def _verdict(low: float, high: float, limit: float, above: Verdict, below: Verdict) -> Verdict:
-    """Verdict on an interval [low, high] against [-limit, limit]."""
-    if not (math.isfinite(low) and math.isfinite(high)):
-        return "undecided"
-    if low > limit:
-        return above
-    if high < -limit:
-        return below
-    return "unchanged" if -limit <= low and high <= limit else "undecided"

@@ -57,7 +57,8 @@ def compare(
     """Compare the study in folder B with the one in A, or two strategies of the study in A (of several the newest).
 
     Each worker count gets a verdict on T_B / T_A: a regression, if its whole interval lies above 1 + threshold; an
-    improvement, if below 1 / (1 + threshold); unchanged, if between; else undecided. Studies that differ in more than
+    improvement, if below 1 / (1 + threshold); unchanged, if between; else undecided. Its metric is worse, better, equal
+    (within the margin) or undecided. Studies that differ in more than
     code, packages and machine state are refused; the key that differs is named.
 
     \b
@@ -88,7 +89,7 @@ def compare(
         print_results(comparison_table(found), *comparison_notes(found))
     bad = {
         "regression": found.regressed,
-        "metric": found.metrics("regression") > 0,
+        "metric": found.metrics("worse") > 0,
         "repeatable-metric": found.repeats_worse > 0,
         "failed": bool(found.failed),
         "undecided": found.count("undecided") > 0,

@@ -12,15 +12,16 @@ from rich.text import Text
 
 from scalebench.analysis.grouping import PLACE, place
 from scalebench.analysis.intervals import NOTHING_VARIES
-from scalebench.analysis.verdicts import VERDICTS, Verdicts
+from scalebench.analysis.verdicts import METRIC_VERDICTS, VERDICTS, Verdicts
 from scalebench.cli.terminal_table import TableColumn, TerminalTable
 from scalebench.formatting import EMPTY, digits_with_interval, metric_with_interval, seconds, share
 from scalebench.records.progress import group_of
 
 Row = Mapping[Any, Any]
-JSON_SCHEMA = 1  # of `--json`; raised when a key changes its meaning or goes
+JSON_SCHEMA = 2  # of `--json`; raised when a key changes its meaning or goes
 _COLORS = {"regression": "red", "improvement": "green", "undecided": "yellow", "unchanged": "", "not compared": "dim"}
 _PARTICIPLES = {verdict: verdict for verdict in _COLORS} | {"regression": "regressed", "improvement": "improved"}
+_METRIC_COLORS = {"worse": "red", "better": "green"}
 
 
 def comparison_table(found: Verdicts) -> TerminalTable:
@@ -63,8 +64,8 @@ def _verdict(row: Row) -> Text:
     verdict = Text(row["verdict"], style=_COLORS[row["verdict"]])
     if row["note"] in ("oversubscribed", "disturbed"):
         verdict.append(f", {row['note']}")
-    if row["metric_verdict"] in ("regression", "improvement"):
-        verdict.append(f", {row['metric_name']} {row['metric_verdict']}", style=_COLORS[row["metric_verdict"]])
+    if row["metric_verdict"] in _METRIC_COLORS:
+        verdict.append(f", {row['metric_name']} {row['metric_verdict']}", style=_METRIC_COLORS[row["metric_verdict"]])
     return verdict
 
 
@@ -103,7 +104,7 @@ def comparison_notes(found: Verdicts) -> list[str]:
     if 0 < len(unsure) < len(found.table):
         notes.append(f"metric undecided: {_place(unsure)}")
     counts = [f"{found.count(verdict)} {_PARTICIPLES[verdict]}" for verdict in VERDICTS if found.count(verdict)]
-    metrics = [f"{found.metrics(verdict)} {_PARTICIPLES[verdict]}" for verdict in VERDICTS if found.metrics(verdict)]
+    metrics = [f"{found.metrics(verdict)} {verdict}" for verdict in METRIC_VERDICTS if found.metrics(verdict)]
     notes.append(
         f"time: {', '.join(counts)} (threshold {100 * found.threshold:g} %); "
         f"metric: {', '.join(metrics)} (margin {found.metric_margin:g})"
@@ -135,7 +136,7 @@ def comparison_facts(found: Verdicts) -> dict[str, Any]:
         "metric_margin": found.metric_margin,
         "regressed": found.regressed,
         "time": {verdict: found.count(verdict) for verdict in VERDICTS},
-        "metric": {verdict: found.metrics(verdict) for verdict in VERDICTS},
+        "metric": {verdict: found.metrics(verdict) for verdict in METRIC_VERDICTS},
         **{
             name: [dict(zip(PLACE, cell, strict=True)) for cell in cells]
             for name, cells in (("failed", found.failed), ("missing", found.missing), ("added", found.added))

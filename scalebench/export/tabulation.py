@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import math
 from collections.abc import Hashable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import pandas as pd
 
-from scalebench.analysis.comparing import ratios
-from scalebench.analysis.grouping import CELL
+from scalebench.analysis.comparing import against, ratios
+from scalebench.analysis.grouping import CELL, PER_BATCH, PLACE
 from scalebench.analysis.loading import Results
 from scalebench.analysis.target_ratios import target_ratios
+from scalebench.analysis.verdicts import verdict_of_metric
 from scalebench.errors import UsageError, nearest
 from scalebench.formatting import EMPTY, is_interval, metric_word
 
@@ -31,6 +32,7 @@ DEFAULT = (
     "epochs",
     "target-vs-allreduce",
     "metric",
+    "metric-vs-allreduce",
 )
 
 
@@ -65,6 +67,7 @@ _COLUMNS = {
         for name in _AGAINST
     },
     "metric": Column("", ("metric", "metric_low", "metric_high"), decimals=3),
+    "metric-vs-allreduce": Column(" vs allreduce", ("metric_verdict", "", "")),
     "runs": Column("Runs", ("n", "", ""), decimals=0),
 }
 NAMES = tuple(_COLUMNS)
@@ -145,6 +148,8 @@ def tabulate(results: Results, shown: pd.DataFrame, names: Sequence[str] = ()) -
 
 
 def _number(cell: dict[Hashable, Any], column: Column) -> Rounded:
+    if column.keys[0] == "metric_verdict":
+        return Rounded(EMPTY if pd.isna(cell["metric_verdict"]) else str(cell["metric_verdict"]))
     value, low, high = (column.factor * float(cell.get(key, math.nan)) for key in column.keys)
     if high - low < _NARROWEST * (100 if column.unit == "%" else abs(value)):
         low = high = math.nan
@@ -154,7 +159,8 @@ def _number(cell: dict[Hashable, Any], column: Column) -> Rounded:
 def _with_ratios(results: Results, shown: pd.DataFrame) -> pd.DataFrame:
     """Return `shown` beside speedup and efficiency, and the reductions against each baseline under its name.
 
-    Those of the time to the target are named `target-<baseline>`.
+    Those of the time to the target are named `target-<baseline>`. `metric_verdict` is that of `compare` on the metric
+    against allreduce.
     """
     for of, compared in (("", ratios(results)), ("target-", target_ratios(results))):
         for name in _AGAINST:
@@ -163,15 +169,19 @@ def _with_ratios(results: Results, shown: pd.DataFrame) -> pd.DataFrame:
             scaling = [f"{what}{end}" for what in ("speedup", "efficiency") for end in ("", "_low", "_high")]
             extra = scaling if name == "serial" and not of else []
             shown = shown.merge(own[[*CELL, *kept, *extra]].rename(columns=kept), on=CELL, how="left")
-    return shown
+    judged = against(results).rename(columns={"label_a": "label", "engine_a": "engine"})
+    bounds = zip(judged["metric_low"], judged["metric_high"], strict=True)
+    judged["metric_verdict"] = [verdict_of_metric(low, high) for low, high in bounds]
+    judged = judged[(judged["metric_n"] > 0) & ~judged["label"].isin(PER_BATCH)].drop_duplicates(PLACE)
+    return shown.merge(judged[[*PLACE, "metric_verdict"]], on=PLACE, how="left")
 
 
 def _with_unit(column: Column, table: pd.DataFrame) -> Column:
     """Return `column` with the unit of its times, or with the name of its metric."""
-    if column.keys[0] == "metric":
+    if column.keys[0] in ("metric", "metric_verdict"):
         names = table["metric_name"].dropna().unique()
         name = metric_word(str(names[0])) if len(names) == 1 else "metric"
-        return Column(name[:1].upper() + name[1:], column.keys, decimals=column.decimals)
+        return replace(column, header=f"{name[:1].upper()}{name[1:]}{column.header}")
     if not column.keys[0].endswith("_s"):
         return column
     longest = float(table[column.keys[0]].where(table[column.keys[0]] < math.inf).max())

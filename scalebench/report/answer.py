@@ -21,6 +21,7 @@ from scalebench.formatting import (
     share,
 )
 from scalebench.report.comparison import (
+    ABOUT_EQUAL,
     BASELINES,
     EXECUTIONS_IN_WORDS,
     Comparison,
@@ -31,7 +32,7 @@ from scalebench.report.comparison import (
     headline,
     plain,
 )
-from scalebench.report.next_step import ABOUT_EQUAL, to_answer, to_show_metric, to_show_saving
+from scalebench.report.next_step import to_answer, to_show_metric, to_show_saving
 from scalebench.report.target import target_answer
 
 QUESTION = "How much time does synchronising less often save, at how many workers, and what does it cost in {metric}?"
@@ -161,7 +162,7 @@ def _beside(first: Comparison, found: list[Comparison], results: Results) -> Ite
     if since := _since(first, same):
         deterministic = first.interval == NOTHING_VARIES
         yield plain(f"It takes less time {since}." if deterministic else f"Its saving is shown {since}.")
-    if first.costs_metric and rivals:
+    if first.metric_verdict == "worse" and rivals:
         yield _without_loss(first, rivals)
     for place in dict.fromkeys((one.execution, one.engine) for one in found):
         if place != (first.execution, first.engine):
@@ -240,7 +241,7 @@ def _since(first: Comparison, same: list[Comparison]) -> str:
 
 def _without_loss(first: Comparison, rivals: list[Comparison]) -> Sentence:
     word = metric_word(first.metric_name)
-    kept = [one for one in rivals if one.saves and one.metric_n >= METRIC_FROM and not one.costs_metric]
+    kept = [one for one in rivals if one.saves and one.metric_n >= METRIC_FROM and one.metric_verdict != "worse"]
     if not kept:
         return plain(f"No strategy saves time there without a shown loss of {word}.")
     best = max(kept, key=lambda one: one.saved)

@@ -9,8 +9,11 @@ from typing import Literal, NamedTuple
 
 from scalebench.analysis import Results, against
 from scalebench.analysis.grouping import EXECUTIONS, PER_BATCH
+from scalebench.analysis.intervals import NOTHING_VARIES
 from scalebench.analysis.native_check import PREFERRED_ENGINES
+from scalebench.analysis.verdicts import MetricVerdict, verdict_of_metric
 
+ABOUT_EQUAL = 0.05  # the saving is negligible if its interval lies within +- this share
 BASELINES = ("allreduce", "horovod", "ddp")  # per batch; the first that ran is compared with
 EXECUTIONS_IN_WORDS = {
     "native": "measured",
@@ -72,9 +75,20 @@ class Comparison:
         return self.saved_low > 0
 
     @property
-    def costs_metric(self) -> bool:
-        """Return True if the whole interval of the metric's difference is negative."""
-        return self.difference_high < 0
+    def is_shown(self) -> bool:
+        """Return True if the interval tells what the saving is: a gain, a loss, or about nothing."""
+        if self.interval == NOTHING_VARIES:
+            return True
+        if not math.isfinite(self.saved_low):
+            return False
+        return not self.saved_low <= 0 <= self.saved_high or max(-self.saved_low, self.saved_high) <= ABOUT_EQUAL
+
+    @property
+    def metric_verdict(self) -> MetricVerdict:
+        """Verdict on the strategy's metric against that of the baseline, as `scalebench compare` gives it."""
+        if not self.metric_n:
+            return "not compared"
+        return verdict_of_metric(self.difference_low, self.difference_high)
 
     @property
     def answers(self) -> bool:
@@ -111,14 +125,15 @@ def comparisons(results: Results) -> list[Comparison]:
 def headline(found: Sequence[Comparison]) -> Comparison:
     """Select the headline from comparisons that answer the question, independently of the size of the saving.
 
-    Order: the largest worker count, then native before paced before virtual, then the least time.
+    Order: those that are shown, the largest worker count, native before paced before virtual, the least time.
     """
-    executions, engines = EXECUTIONS, ["virtual", *PREFERRED_ENGINES]
-    most = max(one.workers for one in found)
-    return min(
-        (one for one in found if one.workers == most),
-        key=lambda one: (executions.index(one.execution), engines.index(one.engine), -one.saved),
-    )
+    return min(found, key=lambda one: (not one.is_shown, *place_rank(one), -one.saved))
+
+
+def place_rank(one: Comparison) -> tuple[int, int, int]:
+    """Sort key: the largest worker count, then native before paced before virtual, then the preferred engine."""
+    engines = ["virtual", *PREFERRED_ENGINES]
+    return -one.workers, EXECUTIONS.index(one.execution), engines.index(one.engine)
 
 
 class Phrase(NamedTuple):

@@ -6,13 +6,11 @@ import math
 
 from scalebench.analysis import Results, virtual_error
 from scalebench.analysis.grouping import DISTURBED_BY, PER_BATCH
-from scalebench.analysis.intervals import CHECKED_STATED, METRIC_FROM, NOTHING_VARIES, STATED, t_quantile
+from scalebench.analysis.intervals import CHECKED_STATED, METRIC_FROM, STATED, t_quantile
 from scalebench.analysis.loading import is_representative
 from scalebench.analysis.rounds import MEASURED
-from scalebench.formatting import deviation
-from scalebench.report.comparison import BASELINES, Comparison
+from scalebench.report.comparison import ABOUT_EQUAL, BASELINES, Comparison
 
-ABOUT_EQUAL = 0.05  # the saving is negligible if its interval lies within +- this share
 _MOST_RUNS = 100
 _QUIET = 0.1  # spread of times from which a quieter machine is the better advice
 _FEW = 3
@@ -24,7 +22,7 @@ def to_show_saving(one: Comparison, results: Results) -> str:
     For measured times the number n of runs with t_{n-1} s / sqrt(n) below the distance of the mean from zero, or so
     small that the interval lies within +-ABOUT_EQUAL, with the deviation s of log ratios as it was.
     """
-    if one.interval == NOTHING_VARIES or _is_shown(one):
+    if one.is_shown:
         return ""
     if one.n < 2:
         return f"repetitions would show both: --repetitions {_FEW} or more"
@@ -67,12 +65,6 @@ def to_answer(results: Results) -> str:
     return "no strategy ran beside its baseline on the same engine, at the same worker count and global batch"
 
 
-def _is_shown(one: Comparison) -> bool:
-    if not math.isfinite(one.saved_low):
-        return False
-    return not one.saved_low <= 0 <= one.saved_high or max(-one.saved_low, one.saved_high) <= ABOUT_EQUAL
-
-
 def _of_a_simulation(one: Comparison, results: Results) -> str:
     """The larger of the two parts of the interval: the error that native runs show, or the spread of the draws."""
     error = virtual_error(results)
@@ -82,6 +74,6 @@ def _of_a_simulation(one: Comparison, results: Results) -> str:
         what = (
             "on a quieter machine would show it" if error.known else "at more worker counts would give it an interval"
         )
-        return f"native runs {what}: virtual times are off theirs by {deviation(error.rms)}"
+        return f"native runs {what}: virtual times are off theirs by {error.words}"
     few = f", with --repetitions {_FEW} or more" if one.n < _FEW else ""
     return f"a calibration on a quieter machine would show it (scalebench recalibrate {results.folder}){few}"

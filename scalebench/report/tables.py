@@ -12,6 +12,7 @@ from scalebench.analysis.grouping import CELL
 from scalebench.analysis.laws import EFFICIENCY, Advice, Scaling, scaling_laws
 from scalebench.analysis.laws.render import LAWS, count_text, law_rows, title
 from scalebench.analysis.tuning import metric_of, tuned_cells, tuning_in_words
+from scalebench.analysis.verdicts import METRIC_MARGIN
 from scalebench.formatting import (
     EMPTY,
     digits,
@@ -41,6 +42,7 @@ from scalebench.report.target_table import target_table
 _MOST_REASONS = 5
 _MOST_FAILED = 200
 _SAVED = "1 - T(strategy) / T(baseline), with its interval"
+_VERDICT = f"better or worse by more than {METRIC_MARGIN:g}, equal within that, or undecided"
 _metric = partial(metric_with_interval, low=math.nan, high=math.nan)
 
 
@@ -77,10 +79,11 @@ def _cost(compared: Sequence[Comparison]) -> HtmlTable:
             HtmlColumn("time saved", "saved saved_low saved_high", percent_with_interval, _SAVED),
             HtmlColumn(metric, "metric", _metric, "mean over seeds"),
             HtmlColumn("difference", "difference difference_low difference_high", signed, difference),
+            HtmlColumn("verdict", "metric_verdict", meaning=f"on the {metric}: {_VERDICT}", numeric=False),
             HtmlColumn("runs", "n", meaning="repetitions of each"),
             *([tested] if any(one.test for one in own) else []),
         ],
-        sorted(map(vars, own), key=place_order),
+        sorted((vars(one) | {"metric_verdict": one.metric_verdict} for one in own), key=place_order),
         f"No test or no ratio: {'; '.join(reasons[:_MOST_REASONS])}." if reasons else "",
     )
 

@@ -314,9 +314,9 @@ def test_metrics_are_paired_by_seed(studies):
     row = cell(found, "epoch_average", 2)
     assert row["metric_difference"] == pytest.approx(-0.05, abs=1e-4)
     assert row["metric_high"] - row["metric_low"] < 1e-3  # the seeds' own spread, 0.001 each, cancels
-    assert (row["verdict"], row["metric_verdict"]) == ("unchanged", "regression")
+    assert (row["verdict"], row["metric_verdict"]) == ("unchanged", "worse")
     assert found.regressed
-    assert cell(found, "allreduce", 2)["metric_verdict"] == "unchanged"
+    assert cell(found, "allreduce", 2)["metric_verdict"] == "equal"
 
 
 def test_metrics_of_other_seeds_are_independent(studies):

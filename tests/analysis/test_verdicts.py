@@ -39,15 +39,17 @@ def test_a_ratio_of_times_against_five_per_cent(low, high, verdict):
 @pytest.mark.parametrize(
     ("low", "high", "verdict"),
     [
-        (-0.05, -0.02, "regression"),
+        (-0.05, -0.02, "worse"),
         (-0.05, -0.005, "undecided"),
-        (-0.009, 0.009, "unchanged"),
-        (0.02, 0.05, "improvement"),
+        (-0.214, 0.079, "undecided"),
+        (-0.009, 0.009, "equal"),
+        (0.0, 0.0, "equal"),
+        (0.02, 0.05, "better"),
         (math.nan, math.nan, "undecided"),
     ],
 )
 def test_a_difference_of_metrics_against_one_hundredth(low, high, verdict):
-    assert verdict_of_metric(Interval(0.0, low, high, 5), 0.01) == verdict
+    assert verdict_of_metric(low, high) == verdict_of_metric(low, high, 0.01) == verdict
 
 
 @given(BOUNDS, THRESHOLDS)

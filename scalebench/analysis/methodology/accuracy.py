@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from scalebench.analysis.comparing import against
 from scalebench.analysis.grouping import PER_BATCH
 from scalebench.analysis.methodology import Evidence, Finding, finding, rule
+from scalebench.analysis.verdicts import METRIC_MARGIN, verdict_of_metric
 from scalebench.formatting import counted
 
 
@@ -34,19 +35,21 @@ def metric(evidence: Evidence) -> Iterator[Finding]:
         )
 
 
-@rule("no strategy's metric lies below the baseline's by more than its interval; where it does, this is stated")
+@rule("no strategy's metric is worse than the baseline's, by the verdict of compare; where it is, this is stated")
 def metric_cost(evidence: Evidence) -> Iterator[Finding]:
     """A saving of time has to be reported with the loss of accuracy."""
     table = against(evidence.results)
     if table.empty:
         return
-    worse = table[~table["label_a"].isin(PER_BATCH) & (table["metric_high"] < 0)]
+    bounds = zip(table["metric_low"], table["metric_high"], strict=True)
+    table = table.assign(verdict=[verdict_of_metric(low, high) for low, high in bounds])
+    worse = table[~table["label_a"].isin(PER_BATCH) & (table["verdict"] == "worse")]
     worse = worse.rename(columns={"label_a": "label", "engine_a": "engine"})
     for name, own in worse.groupby("metric_name", sort=False):
         worst = own.iloc[int(own["metric_difference"].to_numpy(dtype=float).argmin())]
         yield finding(
             "warning",
-            f"{name} lies below that of allreduce by more than its interval, by up to "
+            f"{name} is worse than that of allreduce by more than {METRIC_MARGIN:g}, by up to "
             f"{-worst['metric_difference']:.3f} ({worst['label']}, {counted(worst['workers'], 'worker')})",
             own,
             "give the metric beside every time saved, or compare times to a target metric",
