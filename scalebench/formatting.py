@@ -8,6 +8,8 @@ from collections.abc import Mapping
 from typing import Any
 
 EMPTY = "–"
+NOT_SHOWN = "not shown"
+NOT_SHOWN_MEANS = f"{NOT_SHOWN}: an interval wider than the number itself leaves no digit of it"
 OVERSUBSCRIBED, DISTURBED = "×", "†"  # behind numbers of cells that are no baseline
 _NUMBER = re.compile(r"(\d+(?:\.\d+)?)")
 _HUGE = 1e9  # numbers from here on have an exponent
@@ -16,6 +18,19 @@ _HUGE = 1e9  # numbers from here on have an exponent
 def is_interval(low: float, high: float) -> bool:
     """Return True if the bounds are finite and differ."""
     return math.isfinite(low) and math.isfinite(high) and abs(high - low) > 1e-12 * max(abs(low), abs(high))
+
+
+def is_supported(value: float, low: float, high: float) -> bool:
+    """Return False if the interval of a positive number, such as a time or a ratio of times, leaves no digit of it.
+
+    That is where half of its width exceeds the number: from a factor of 2.4 to either side on.
+    """
+    return not (math.isfinite(value) and is_interval(low, high) and high - low > 2 * value)
+
+
+def is_reduction_supported(reduction: float, low: float, high: float) -> bool:
+    """Return `is_supported` of the ratio of times 1 - `reduction`."""
+    return is_supported(1 - reduction, 1 - high, 1 - low)
 
 
 def is_equal(difference: float, low: float, high: float) -> bool:
@@ -36,6 +51,8 @@ def seconds(value: float) -> str:
 
 def seconds_with_interval(value: float, low: float, high: float) -> str:
     """Return seconds with an interval in the same unit, `1.23 s [1.20, 1.26]`; only the value without an interval."""
+    if not is_supported(value, low, high):
+        return NOT_SHOWN
     text = seconds(value)
     if not is_interval(low, high) or value == 0:
         return text
@@ -79,7 +96,9 @@ def deviation(log_ratio: float) -> str:
 
 
 def percent_with_interval(share: float, low: float, high: float) -> str:
-    """Return a percentage with its interval, `+54 % [51, 57]`; only the share without an interval."""
+    """Return a reduction with its interval, `+54 % [51, 57]`; only the share without an interval."""
+    if not is_reduction_supported(share, low, high):
+        return NOT_SHOWN
     if not is_interval(low, high):
         return percent(share)
     bounds = (percent(bound).removesuffix(" %").lstrip("+") for bound in (low, high))
@@ -99,7 +118,9 @@ def digits(value: float, significant: int = 3) -> str:
 
 
 def digits_with_interval(value: float, low: float, high: float) -> str:
-    """Return `1.30 [1.21, 1.40]`; only the value without an interval."""
+    """Return a ratio with its interval, `1.30 [1.21, 1.40]`; only the value without an interval."""
+    if not is_supported(value, low, high):
+        return NOT_SHOWN
     return f"{digits(value)} [{digits(low)}, {digits(high)}]" if is_interval(low, high) else digits(value)
 
 
@@ -134,6 +155,12 @@ def metric_with_interval(value: float, low: float, high: float, *, signed: bool 
     if not (math.isfinite(low) and math.isfinite(high)):
         return f"{value:{sign}.3f}"
     return f"{value:{sign}.3f} [{low:{sign}.3f}, {high:{sign}.3f}]"
+
+
+def time_of_cell(cell: Mapping[Any, Any]) -> str:
+    """Return the time of a cell with its interval; the time alone where the cell is marked and that leaves no digit."""
+    text = seconds_with_interval(cell["train_s"], cell["low_s"], cell["high_s"])
+    return seconds(cell["train_s"]) if text == NOT_SHOWN and marks(cell) else text
 
 
 def marks(cell: Mapping[Any, Any]) -> str:

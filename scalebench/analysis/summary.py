@@ -20,19 +20,22 @@ from scalebench.analysis.tuning import tuning_in_words
 from scalebench.formatting import (
     DISTURBED,
     EMPTY,
+    NOT_SHOWN,
     OVERSUBSCRIBED,
     counted,
     digits,
+    is_supported,
     marks,
     percent,
     percent_with_interval,
     seconds,
-    seconds_with_interval,
+    time_of_cell,
 )
 from scalebench.study.spec import SIMULATED
 
 _AGAINST = ("allreduce", *SPLIT_BASELINES)
 _REDUCTION = ("reduction", "reduction_low", "reduction_high")
+_SPEEDUP = ("speedup", "speedup_low", "speedup_high")
 
 
 def summary_header(results: Results) -> tuple[str, ...]:
@@ -50,7 +53,7 @@ def summary_rows(results: Results) -> list[tuple[str, ...]]:
         return []
     baselines = _baselines(table)
     for baseline in ("serial", *baselines):
-        columns = ["speedup"] if baseline == "serial" else list(_REDUCTION)
+        columns = list(_SPEEDUP if baseline == "serial" else _REDUCTION)
         against = compared.loc[compared["baseline"] == baseline, [*CELL, *columns]]
         named = {name: f"{name} {baseline}" for name in _REDUCTION}
         table = table.merge(against.rename(columns=named), on=CELL, how="left")
@@ -111,19 +114,27 @@ def _texts(cell: dict[Hashable, Any], several_metrics: bool, aims: bool, baselin
     return (
         cell["label"],
         str(cell["workers"]),
-        seconds_with_interval(cell["train_s"], cell["low_s"], cell["high_s"]),
+        time_of_cell(cell),
         *([time_and_epochs(cell)] if aims else []),
         seconds(cell["median_s"]),
         percent(cell["spread"]).lstrip("+"),
-        f"{digits(cell['speedup'])}x" if math.isfinite(cell["speedup"]) else EMPTY,
+        _speedup(*(cell[name] for name in _SPEEDUP)),
         *(percent_with_interval(*(cell[f"{name} {baseline}"] for name in _REDUCTION)) for baseline in baselines),
         f"{metric} {cell['metric_name']}" if several_metrics else metric,
         where + marks(cell),
     )
 
 
+def _speedup(value: float, low: float, high: float) -> str:
+    if not is_supported(value, low, high):
+        return NOT_SHOWN
+    return f"{digits(value)}x" if math.isfinite(value) else EMPTY
+
+
 def time_and_epochs(cell: Mapping[Hashable, Any]) -> str:
     """Time and epochs to the target, `410 ms/3`; with a star where some runs, `never` where most did not reach it."""
+    if not is_supported(*(cell[name] for name in ("time_to_target_s", "target_low_s", "target_high_s"))):
+        return NOT_SHOWN
     time, epochs = seconds(cell["time_to_target_s"]), cell["epochs_to_target"]
     if not math.isfinite(cell["time_to_target_s"]):
         return f"{cell['n_reached']:.0f} of {cell['n_aimed']:.0f}" if cell["n_reached"] > 0 else time

@@ -21,7 +21,19 @@ from scalebench.analysis.summary import summary_header, summary_notes, summary_r
 from scalebench.analysis.target_ratios import target_ratios
 from scalebench.cli.terminal_table import TableColumn, TerminalTable
 from scalebench.errors import UsageError
-from scalebench.formatting import DISTURBED, OVERSUBSCRIBED, counted, marks, metric_word, percent, seconds
+from scalebench.formatting import (
+    DISTURBED,
+    NOT_SHOWN,
+    NOT_SHOWN_MEANS,
+    OVERSUBSCRIBED,
+    counted,
+    is_reduction_supported,
+    marks,
+    metric_word,
+    percent,
+    seconds,
+    time_of_cell,
+)
 
 BASELINES = ("allreduce", "horovod", "ddp", "serial")
 _SPARE = ("speedup", "vs horovod", "vs ddp", "spread", "median")  # left out on a narrow terminal, from the last
@@ -29,6 +41,7 @@ _MARKS = {
     "(": "( ): the interval of the reduction holds zero, or there is none",
     "*": "*: not every run reached the target; the median counts those as longer (Kaplan-Meier)",
     " of ": "1 of 3: so few of the runs reached the target that their median is unknown",
+    NOT_SHOWN: NOT_SHOWN_MEANS,
 }
 Place = tuple[str, int]  # execution and workers of a column
 Line = tuple[str, dict[Place, Text]]  # label and cells of a row
@@ -80,7 +93,8 @@ def full_table(results: Results) -> TerminalTable:
     for label, workers, *numbers, execution in summary_rows(results):
         plain = execution.rstrip(f" {OVERSUBSCRIBED}{DISTURBED}")
         rows.append([label, f"{workers}{execution.removeprefix(plain)}", *numbers, plain])
-    return TerminalTable(_title(results), columns, rows, summary_notes(results))
+    unsupported = any(NOT_SHOWN in cell for row in rows for cell in row)
+    return TerminalTable(_title(results), columns, rows, [NOT_SHOWN_MEANS] * unsupported + summary_notes(results))
 
 
 def _title(results: Results) -> str:
@@ -118,7 +132,9 @@ def _section(
 
 def _time(cell: dict[Hashable, Any]) -> Text:
     signs = marks(cell)
-    return Text(f"{seconds(cell['train_s'])}{signs}", style="dim" if signs else "")
+    shown = time_of_cell(cell) != NOT_SHOWN
+    text = seconds(cell["train_s"]) if shown else NOT_SHOWN
+    return Text(f"{text}{signs}", style="" if shown and not signs else "dim")
 
 
 def _target(cell: dict[Hashable, Any]) -> Text:
@@ -127,6 +143,8 @@ def _target(cell: dict[Hashable, Any]) -> Text:
 
 
 def _saved(one: dict[Hashable, Any]) -> Text:
+    if not is_reduction_supported(*(one[f"reduction{end}"] for end in ("", "_low", "_high"))):
+        return Text(NOT_SHOWN, style="dim")
     text = percent(one["reduction"])
     if one["reduction_low"] > 0 or one["reduction_high"] < 0:
         return Text(text, style="green" if one["reduction"] > 0 else "red")

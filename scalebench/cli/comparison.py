@@ -14,7 +14,15 @@ from scalebench.analysis.grouping import PLACE, place
 from scalebench.analysis.intervals import NOTHING_VARIES
 from scalebench.analysis.verdicts import METRIC_VERDICTS, VERDICTS, Verdicts
 from scalebench.cli.terminal_table import TableColumn, TerminalTable
-from scalebench.formatting import EMPTY, digits_with_interval, metric_with_interval, seconds, share
+from scalebench.formatting import (
+    EMPTY,
+    NOT_SHOWN_MEANS,
+    digits_with_interval,
+    is_supported,
+    metric_with_interval,
+    seconds,
+    share,
+)
 from scalebench.records.progress import group_of
 
 Row = Mapping[Any, Any]
@@ -72,6 +80,9 @@ def _verdict(row: Row) -> Text:
 def comparison_notes(found: Verdicts) -> list[str]:
     """Notes below the table; the last line counts the verdicts."""
     notes = []
+    bounds = found.table[["ratio", "ratio_low", "ratio_high"]].itertuples(index=False)
+    if not all(is_supported(*own) for own in bounds):
+        notes.append(NOT_SHOWN_MEANS)
     if found.changed:
         notes.append(f"what changed: {', '.join(found.changed)}")
     notes += [f"differs and was ignored: {difference}" for difference in found.overridden]

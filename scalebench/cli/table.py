@@ -14,7 +14,7 @@ import rich_click as click
 from scalebench.cli.options import FILE, completed_study, results_argument, selection_of, selection_options
 from scalebench.errors import writing
 from scalebench.figures.caption_files import latex_lines, to_latex
-from scalebench.formatting import DISTURBED, EMPTY, OVERSUBSCRIBED
+from scalebench.formatting import DISTURBED, EMPTY, NOT_SHOWN, NOT_SHOWN_MEANS, OVERSUBSCRIBED
 from scalebench.records.table import to_cell
 
 if TYPE_CHECKING:
@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from scalebench.analysis import Results
     from scalebench.export.tabulation import Rounded, Table
 
+_VERDICT = "Metric against allreduce: better or worse by more than 0.01, equal within that, or undecided"
 _COLUMN_PT = 241  # the narrowest column of a two-column page, ACM's
 _FONT_PT = 8.5  # of footnotesize, with room for the wider digits of math
 _SEP_PT = 3  # on each side of a column
@@ -141,7 +142,7 @@ def as_csv(table: Table) -> str:
     for keys, marks, row in zip(table.keys.astype(str).to_numpy().tolist(), marked, table.rows, strict=True):
         cells = [to_cell(key) for key in keys] + [str(mark).lower() for mark in marks]
         for number, has_bounds in zip(row, bounded, strict=True):
-            value = "" if number.value == EMPTY else number.value
+            value = "" if number.value in (EMPTY, NOT_SHOWN) else number.value
             cells += [value, *([number.low, number.high] if has_bounds else [])]
         writer.writerow(cells)
     return text.getvalue()
@@ -178,7 +179,7 @@ def _printed_pt(latex: str) -> float:
 def _in_latex(number: Rounded) -> str:
     """Return `$1.23 \\pm 0.04$`, or both distances where they differ."""
     if not number.low:
-        return to_latex(number.value) if number.value in (EMPTY, "never") else f"${number.value}$"
+        return f"${number.value}$" if number.is_number else to_latex(number.value)
     down, up = number.sides()
     alike = abs(float(up) - float(down)) < 1.5 * 10.0 ** -len(up.partition(".")[2])  # apart by rounding only
     return f"${number.value} \\pm {max(up, down, key=float)}$" if alike else f"${number.value}^{{+{up}}}_{{-{down}}}$"
@@ -211,6 +212,8 @@ def _caption(study: Results, shown: pd.DataFrame, table: Table) -> str:
         else "",
         f"Intervals of times: {'; '.join(sorted(set(shown['interval']) - {''}))}." if bounded - {"metric"} else "",
         describe_marks(shown, OVERSUBSCRIBED, DISTURBED),
+        f"{_VERDICT}." if any(column.keys[0] == "metric_verdict" for column in table.columns) else "",
+        f"{NOT_SHOWN_MEANS}." if any(number.value == NOT_SHOWN for row in table.rows for number in row) else "",
     ]
     return " ".join(sentence for sentence in sentences if sentence)
 

@@ -15,7 +15,15 @@ from scalebench.analysis.loading import Results
 from scalebench.analysis.target_ratios import target_ratios
 from scalebench.analysis.verdicts import verdict_of_metric
 from scalebench.errors import UsageError, nearest
-from scalebench.formatting import EMPTY, is_interval, metric_word
+from scalebench.formatting import (
+    EMPTY,
+    NOT_SHOWN,
+    is_interval,
+    is_reduction_supported,
+    is_supported,
+    marks,
+    metric_word,
+)
 
 _AGAINST = ("serial", "allreduce", "horovod", "ddp")
 _TIMES = ((1.0, 1e3, "ms"), (1e4, 1.0, "s"), (math.inf, 1 / 3600, "h"))  # limit of the longest time (s), factor, unit
@@ -80,6 +88,11 @@ class Rounded:
     value: str
     low: str = ""
     high: str = ""
+
+    @property
+    def is_number(self) -> bool:
+        """Return False for a word in place of a number, or a dash."""
+        return any(character.isdigit() for character in self.value)
 
     def sides(self) -> tuple[str, str]:
         """Distances from the value down to the lower and up to the upper bound."""
@@ -150,7 +163,13 @@ def tabulate(results: Results, shown: pd.DataFrame, names: Sequence[str] = ()) -
 def _number(cell: dict[Hashable, Any], column: Column) -> Rounded:
     if column.keys[0] == "metric_verdict":
         return Rounded(EMPTY if pd.isna(cell["metric_verdict"]) else str(cell["metric_verdict"]))
-    value, low, high = (column.factor * float(cell.get(key, math.nan)) for key in column.keys)
+    value, low, high = (float(cell.get(key, math.nan)) for key in column.keys)
+    supported = is_reduction_supported if column.unit == "%" else is_supported
+    if column.keys[0] != "metric" and not supported(value, low, high):
+        if not (column.keys[0] == "train_s" and marks(cell)):
+            return Rounded(NOT_SHOWN)
+        low = high = math.nan
+    value, low, high = (column.factor * number for number in (value, low, high))
     if high - low < _NARROWEST * (100 if column.unit == "%" else abs(value)):
         low = high = math.nan
     return round_to_interval(value, low, high, column.decimals)

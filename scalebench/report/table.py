@@ -9,7 +9,16 @@ from typing import Any, NamedTuple
 import pandas as pd
 
 from scalebench.analysis.grouping import EXECUTIONS, strategy_rank
-from scalebench.formatting import DISTURBED, EMPTY, OVERSUBSCRIBED, marks, metric_word, seconds
+from scalebench.formatting import (
+    DISTURBED,
+    EMPTY,
+    NOT_SHOWN,
+    NOT_SHOWN_MEANS,
+    OVERSUBSCRIBED,
+    marks,
+    metric_word,
+    seconds,
+)
 from scalebench.records.progress import group_of
 
 Row = Mapping[Any, Any]
@@ -55,9 +64,11 @@ class HtmlTable:
 
     @classmethod
     def of(cls, name: str, title: str, columns: Sequence[HtmlColumn], rows: Iterable[Row], *notes: str) -> HtmlTable:
-        """Return the table of `rows`, without empty notes."""
+        """Return the table of `rows`, without empty notes, and with one on cells that are not shown."""
         cells = tuple(tuple(column.entry(row) for column in columns) for row in rows)
-        return cls(name, title, tuple(columns), cells, tuple(filter(None, notes)))
+        unsupported = any(entry.text == NOT_SHOWN for own in cells for entry in own)
+        below = (*notes, f"{NOT_SHOWN_MEANS}." if unsupported else "")
+        return cls(name, title, tuple(columns), cells, tuple(filter(None, below)))
 
 
 def count(value: Any) -> str:

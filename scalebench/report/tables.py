@@ -15,14 +15,16 @@ from scalebench.analysis.tuning import metric_of, tuned_cells, tuning_in_words
 from scalebench.analysis.verdicts import METRIC_MARGIN
 from scalebench.formatting import (
     EMPTY,
+    NOT_SHOWN,
     digits,
     digits_with_interval,
+    is_supported,
     metric_with_interval,
     percent,
     percent_with_interval,
     seconds,
-    seconds_with_interval,
     share,
+    time_of_cell,
 )
 from scalebench.report.comparison import Comparison
 from scalebench.report.table import (
@@ -124,6 +126,8 @@ def _cells(results: Results) -> HtmlTable:
     named = table[table["interval"] != ""]
     kinds = sorted({f"{kind}: {name}" for kind, name in zip(named["execution"], named["interval"], strict=True)})
     efficiency = "efficiency efficiency_low efficiency_high"
+    mean = "geometric mean, with its interval"
+    scaled = "T(serial, 1) / T(N); scaled where the study scales weakly"
     several = "mean over seeds, with its 95 % confidence interval"
     none = "One run each: no intervals." if (table["n"] == 1).all() else "No intervals of times."
     return HtmlTable.of(
@@ -133,11 +137,11 @@ def _cells(results: Results) -> HtmlTable:
             *(STRATEGY, EXECUTION, WORKERS),
             HtmlColumn("batch", "batch_per_worker", count, "samples in one worker's batch"),
             HtmlColumn("steps", "steps_per_epoch", count, "optimizer steps per epoch"),
-            HtmlColumn("time", "train_s low_s high_s", seconds_with_interval, "geometric mean, with its interval"),
+            HtmlColumn("time", "train_s low_s high_s oversubscribed disturbed", _time, mean),
             HtmlColumn("median", "median_s", seconds, "of the repetitions"),
             HtmlColumn("spread", "spread", share, "coefficient of variation"),
-            HtmlColumn("speedup", "speedup", _times, "T(serial, 1) / T(N); scaled where the study scales weakly"),
-            HtmlColumn("efficiency", efficiency, metric_with_interval, "speedup / workers, with its interval"),
+            HtmlColumn("speedup", "speedup speedup_low speedup_high", _times, scaled),
+            HtmlColumn("efficiency", efficiency, digits_with_interval, "speedup / workers, with its interval"),
             HtmlColumn(metric, "metric metric_low metric_high", metric_with_interval, several),
             HtmlColumn("runs", "n", count, "completed repetitions"),
         ],
@@ -146,7 +150,13 @@ def _cells(results: Results) -> HtmlTable:
     )
 
 
-def _times(factor: float) -> str:
+def _time(*values: float) -> str:
+    return time_of_cell(dict(zip(("train_s", "low_s", "high_s", "oversubscribed", "disturbed"), values, strict=True)))
+
+
+def _times(factor: float, low: float, high: float) -> str:
+    if not is_supported(factor, low, high):
+        return NOT_SHOWN
     return f"{digits(factor)}×" if math.isfinite(factor) else EMPTY
 
 

@@ -79,8 +79,8 @@ def test_notes_report_failures_agreement_and_oversubscription(study):
     notes = summary_notes(results)
     assert notes[0].startswith("× more workers than the machine can feed")
     assert notes[1] == (
-        "virtual against native times: median error 11 % over 1 cell, "
-        "largest 11 % (serial, 1 worker: 9.00 s for 10.0 s)"
+        "virtual times are off native ones by 11 % (root mean square of 1 check), "
+        "most those of serial at 1 worker (9.00 s for 10.0 s)"
     )
     assert notes[-1] == (
         "1 diverged, 1 failed of 5 runs, not in the table; "

@@ -89,3 +89,16 @@ def test_study_without_a_strategy_that_the_reader_left_out_does_not_miss_it(stud
     assert any("no completed run of serial" in line for line in lines(results)), "what was chosen is unknown"
     results.study["strategies"] = ["allreduce", {"epoch_average": {}}]
     assert not any("no completed run" in line for line in lines(results))
+
+
+def test_number_that_nothing_supports_is_not_shown(study):  # noqa: F811
+    rows = [run("allreduce", 4, 8.0 + r / 10, "native", repetition=r, run_order=2 * r) for r in range(3)]
+    rows += [run("epoch_average", 4, 4.0**r, "native", repetition=r, run_order=2 * r + 1) for r in range(3)]
+    page = lines(study(rows=rows))
+    assert [line.split("  ")[-1].strip() for line in page if "not shown" in line][:2] == ["not shown", "not shown"]
+    assert "not shown: an interval wider than the number itself leaves no digit of it" in page
+
+
+def test_time_of_a_disturbed_cell_is_shown_however_wide_its_interval(study):  # noqa: F811
+    page = lines(study(rows=[run("allreduce", 4, 4.0**r, "native", repetition=r, others_load=0.9) for r in range(3)]))
+    assert any(line.endswith("4.00 s †") for line in page)

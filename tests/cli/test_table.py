@@ -10,7 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from scalebench.analysis import cells
+from scalebench.analysis import cells, load
+from scalebench.analysis.verdicts import compare_strategies
 from scalebench.cli.table import _in_latex
 from scalebench.export.tabulation import Column, Rounded, _number, round_to_interval, tabulate
 from scalebench.records.store import Store
@@ -167,3 +168,43 @@ def test_a_baseline_that_was_not_run_is_named(tmp_path, invoke):
             store.append(run, epochs)
     said = invoke("table", tmp_path / "mine", "--columns", "time,vs-ddp", code=2)
     assert "vs-ddp needs a completed run of ddp" in said
+
+
+def noisy(tmp_path):
+    """One strategy with times that vary by a factor of four, beside a steady baseline."""
+    rows = study_rows(strategies=("allreduce", "epoch_average"), workers=(2,), native_workers=(2,), repetitions=3)
+    with Store(tmp_path / "noisy", fsync=False) as store:
+        for run, epochs in rows:
+            if (run.execution, run.strategy) == ("native", "epoch_average"):
+                run = run.model_copy(update={"train_s": run.train_s * 4.0**run.repetition, **SPLIT_UNKNOWN})
+            store.append(run, epochs)
+    return tmp_path / "noisy"
+
+
+SPLIT_UNKNOWN = dict.fromkeys(("compute_s", "comm_s", "wait_s", "data_s", "other_s"))
+
+
+def test_number_that_nothing_supports_is_not_shown(tmp_path, invoke):
+    folder = noisy(tmp_path)
+    words = "--execution native --strategy epoch_average --columns time,vs-allreduce,metric"
+    latex = invoke("table", folder, "--style", "latex", *words.split())
+    assert r"epoch\_average & 2 & not shown & not shown & $0.9" in latex
+    assert "not shown: an interval wider than the number itself leaves no digit of it." in " ".join(latex.split())
+    (row,) = csv.DictReader(io.StringIO(invoke("table", folder, "--style", "csv", *words.split())))
+    assert (row["Time (s)"], row["vs allreduce (%)"]) == ("", "")
+
+
+def test_steady_study_has_no_footnote_on_what_is_not_shown(folder, invoke):
+    assert "not shown" not in invoke("table", folder, "--columns", "time,vs-allreduce")
+
+
+def test_table_has_the_verdict_of_compare_on_the_metric(folder, invoke):
+    text = invoke(
+        "table", folder, "--execution", "virtual", "--workers", "4", "--columns", "metric,metric-vs-allreduce"
+    )
+    rows = {line.split(" | ")[0].strip("| "): line.split(" | ")[-1].strip("| ") for line in text.splitlines()}
+    assert rows["Strategy"] == "Accuracy vs allreduce"
+    assert rows["allreduce"] == "–"
+    assert rows["epoch_average"] in ("worse", "undecided", "equal")
+    found = compare_strategies(load(folder), "allreduce", "epoch_average", execution="virtual").table
+    assert rows["epoch_average"] == found.set_index("workers").loc[4, "metric_verdict"]
