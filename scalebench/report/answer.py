@@ -1,4 +1,8 @@
-"""The answer to the study's question in one sentence with its intervals, or the reason why there is none."""
+"""The answer to the study's question in a sentence with its intervals, or the reason why there is none.
+
+The first sentence is one that is shown, at the largest worker count where one is. Where a target metric is stated and a
+strategy is shown to reach it sooner, or later, that comes first: a run of fewer epochs that reach nothing is no saving.
+"""
 
 from __future__ import annotations
 
@@ -7,11 +11,19 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import takewhile
 
+import pandas as pd
+
 from scalebench.analysis import Results, cells, differences, virtual_error
 from scalebench.analysis.environment import jitter_in_words
 from scalebench.analysis.grouping import listed
-from scalebench.analysis.intervals import CHECKED_STATED, METRIC_FROM, NOTHING_VARIES, STATED
+from scalebench.analysis.intervals import CHECKED_STATED, NOTHING_VARIES, STATED
+from scalebench.analysis.methodology import Evidence
+from scalebench.analysis.methodology.quality import few_runs
+from scalebench.analysis.methodology.timing import busy_machine, disturbed
+from scalebench.analysis.rounds import MEASURED
+from scalebench.analysis.verdicts import METRIC_MARGIN
 from scalebench.formatting import (
+    counted,
     is_equal,
     metric_change,
     metric_word,
@@ -20,8 +32,8 @@ from scalebench.formatting import (
     seconds,
     share,
 )
+from scalebench.records.progress import progress_of
 from scalebench.report.comparison import (
-    ABOUT_EQUAL,
     BASELINES,
     EXECUTIONS_IN_WORDS,
     Comparison,
@@ -32,9 +44,17 @@ from scalebench.report.comparison import (
     headline,
     plain,
 )
+from scalebench.report.engines import crowded_engines
 from scalebench.report.next_step import to_answer, to_show_metric, to_show_saving
-from scalebench.report.target import target_answer
+from scalebench.report.target import reached_at, target_answer, to_target
 
+_QUALIFY = (few_runs, disturbed, busy_machine)  # rules whose warnings stand beside the answer
+_OBTAINED = {
+    "native": "Measured natively",
+    "paced": "Measured with stated compute",
+    "virtual": "Simulated",
+    "modelled": "Modelled",
+}
 QUESTION = "How much time does synchronising less often save, at how many workers, and what does it cost in {metric}?"
 
 
@@ -57,53 +77,117 @@ def answer(results: Results, compared: Sequence[Comparison]) -> Answer:
         why = to_answer(results)
         return Answer(question, (Phrase("These records cannot answer it", "strong"), Phrase(f": {why}.")))
     first = headline(found)
-    sentence = (Phrase(f"At {first.workers} workers, "), *_clauses(first, f"per-batch {first.baseline}"))
-    return Answer(question, sentence, tuple(target_answer(first, results)), tuple(_beside(first, found, results)))
+    sentence, *further = _headline_sentences(first, found, results)
+    return Answer(question, sentence, tuple(further), tuple(_beside(first, found, results)))
 
 
 def spoken(results: Results) -> list[str]:
-    """Return the answer as plain lines: the measured comparison at the largest worker count, then the simulated one.
+    """Return the answer as plain lines: the headline, that of the other kind of execution, and what qualifies them.
 
-    Each has its answer to the target metric and, where something is not shown, what would show it. Without a comparison
-    that answers the question, return one line with the reason.
+    Where something is not shown, the line ends with what would show it. Without a comparison that answers the question,
+    return one line with the reason.
     """
     found = [one for one in comparisons(results) if one.answers]
     if not found:
-        return [f"No answer yet: {to_answer(results)}."]
-    lines = []
-    for verb, executions in (("Measured", ("native", "paced")), ("Simulated", ("virtual", "modelled"))):
-        if own := [one for one in found if one.execution in executions]:
-            first = headline(own)
-            clauses = as_text(_clauses(first, f"per-batch {first.baseline}", brief=True))
-            further = [*target_answer(first, results, brief=True), *_next_steps(first, results)]
-            parts = " ".join(as_text(sentence) for sentence in further)
-            lines.append(f"{verb}, at {first.workers} workers: {clauses} {parts}".strip())
-    return lines
+        return [f"No answer yet: {to_answer(results)}.", *map(as_text, _qualifying(results))]
+    first = headline(found)
+    sentences = [*_headline_sentences(first, found, results, brief=True), *_next_steps(first, results)]
+    lines = [" ".join(map(as_text, sentences))]
+    others = [one for one in found if (one.execution in MEASURED) != (first.execution in MEASURED)]
+    if others:
+        other = headline(others)
+        start = Phrase(f"{_OBTAINED[other.execution]}, at {other.workers} workers: ")
+        own = (start, *_clauses(other, results, f"per-batch {other.baseline}", brief=True, obtained=False))
+        sentences = [own, *target_answer(other, results, brief=True), *_next_steps(other, results)]
+        lines.append(" ".join(map(as_text, sentences)))
+    if first.execution == "virtual":
+        lines.append(_error_of_the_simulation(results))
+    return [*lines, *map(as_text, _qualifying(results))]
+
+
+def _headline_sentences(
+    first: Comparison, found: list[Comparison], results: Results, *, brief: bool = False
+) -> Iterator[Sentence]:
+    """The sentences of the headline: to the target metric first, where that is shown, and for all epochs."""
+    aimed = to_target(found, results)
+    if aimed is None:
+        start = Phrase(f"At {first.workers} workers, ")
+        yield (start, *_clauses(first, results, f"per-batch {first.baseline}", brief=brief))
+        yield from target_answer(first, results, brief=brief)
+        return
+    *clause, _ = aimed.sentence(brief=brief, how=f"; {_how(aimed.one, results)}", than="per-batch ")
+    epochs = int(results.completed["epochs"].max())
+    training = "one epoch" if epochs == 1 else f"all {epochs} epochs"
+    if not first.is_shown or first.workers <= aimed.one.workers:
+        yield (*clause, Phrase("."))
+        start, same = Phrase(f"For {training} "), aimed.one
+        yield (start, *_clauses(same, results, same.baseline, brief=brief, obtained=False))
+        return
+    where = "" if reached_at(first, results) else ", where no run reaches it"
+    obtained = first.execution != aimed.one.execution
+    yield (
+        *clause,
+        Phrase(f"; at {first.workers} workers{where}, "),
+        *_time(first, results, f"{first.baseline} for {training}", brief, obtained),
+        Phrase("."),
+    )
+    yield (Phrase("There "), *_metric(first, brief), Phrase("."))
 
 
 def _next_steps(one: Comparison, results: Results) -> Iterator[Sentence]:
-    """Runs that would show the saving and the difference of the metric that `one` does not show."""
-    if steps := [step for step in (to_show_saving(one, results), to_show_metric(one)) if step]:
+    """Runs that would show the saving and the difference of the metric that `one` does not show.
+
+    Of a study that is not complete, the rest of its runs.
+    """
+    left = progress_of(results.folder).remaining.total()
+    steps = [step for step in (to_show_saving(one, results), to_show_metric(one)) if step]
+    if steps and left:
+        yield plain(f"The same command makes the {counted(left, 'run')} that {'is' if left == 1 else 'are'} left.")
+    elif steps:
         yield plain(_capital(f"{'; '.join(steps)}."))
+
+
+def _qualifying(results: Results) -> Iterator[Sentence]:
+    """Warnings of `scalebench check` about few runs and a busy machine, and what crowded engines leave."""
+    evidence = Evidence(results)
+    found = [one for rule in _QUALIFY for one in rule(evidence) if one.severity == "warning"]
+    if found:
+        yield plain(f"Beware: {'; '.join(one.what.partition(':')[0] for one in found)}.")
+    if text := crowded_engines(results):
+        yield plain(text)
+
+
+def _how(one: Comparison, results: Results) -> str:
+    """How the times of `one` were obtained, in words."""
+    runs = results.completed
+    calibrated = runs["calibration"] if "calibration" in runs else pd.Series(None, runs.index, dtype=object)
+    own = calibrated[(runs["execution"] == one.execution) & (runs["workers"] == one.workers)]
+    beside = ", calibrated beside other programs" if own.eq("disturbed").any() else ""
+    return f"{EXECUTIONS_IN_WORDS[one.execution]}{beside}"
 
 
 def _capital(text: str) -> str:
     return f"{text[:1].upper()}{text[1:]}"
 
 
-def _clauses(one: Comparison, baseline: str, *, brief: bool = False) -> Sentence:
-    """The saving of time and its cost in the metric; a `brief` sentence does not say how the times were obtained."""
-    return (*_time(one, baseline, brief), Phrase(", and "), *_metric(one), Phrase("."))
+def _clauses(
+    one: Comparison, results: Results, baseline: str, *, brief: bool = False, obtained: bool = True
+) -> Sentence:
+    """The saving of time and its cost in the metric; a `brief` sentence does not name intervals.
+
+    If not `obtained`, it does not say how the times were.
+    """
+    return (*_time(one, results, baseline, brief, obtained), Phrase(", and "), *_metric(one, brief), Phrase("."))
 
 
-def _time(one: Comparison, baseline: str, brief: bool) -> Iterator[Phrase]:
+def _time(one: Comparison, results: Results, baseline: str, brief: bool, obtained: bool) -> Iterator[Phrase]:
     change = f"{share(one.saved)} {'less' if one.saved >= 0 else 'more'} time"
     several = math.isfinite(one.saved_low)
     if not several:
         yield from (Phrase(f"{one.label} took {change}", "strong"), Phrase(f" than {baseline}"))
     elif not one.saved_low <= 0 <= one.saved_high:
         yield from (Phrase(f"{one.label} takes {change}", "strong"), Phrase(f" than {baseline}"))
-    elif max(-one.saved_low, one.saved_high) <= ABOUT_EQUAL:
+    elif one.is_shown:
         yield from (Phrase(f"{one.label} takes about as long", "strong"), Phrase(f" as {baseline}"))
     else:
         yield from (Phrase(f"whether {one.label} saves time is not shown", "strong"), Phrase(f" against {baseline}"))
@@ -118,38 +202,42 @@ def _time(one: Comparison, baseline: str, brief: bool) -> Iterator[Phrase]:
     else:
         interval = "one run of each, so no interval" if one.n < 2 else f"no interval from {one.n} {of_each}"
     facts = f"{seconds(one.strategy_s)} instead of {seconds(one.baseline_s)}; {interval}"
-    how = "" if brief else f"; {one.execution}: {EXECUTIONS_IN_WORDS[one.execution]}"
+    how = f"; {_how(one, results)}" if obtained else ""
     yield Phrase(f" ({facts}{how})", "detail")
 
 
-def _metric(one: Comparison) -> Iterator[Phrase]:
-    word = metric_word(one.metric_name or "accuracy")
-    if not one.metric_n:
+def _metric(one: Comparison, brief: bool) -> Iterator[Phrase]:
+    """The verdict on the metric, by the function of `scalebench compare`."""
+    word, verdict = metric_word(one.metric_name or "accuracy"), one.metric_verdict
+    if verdict == "not compared":
         yield Phrase(f"what that costs in {word} was not measured", "strong")
         return
-    facts = f"{one.metric:.3f} instead of {one.metric_baseline:.3f}"
-    change = f"{metric_change(abs(one.difference), one.metric_name)} {'lower' if one.difference < 0 else 'higher'}"
-    several = math.isfinite(one.difference_low) and one.metric_n >= METRIC_FROM
-    if several and is_equal(one.difference, one.difference_low, one.difference_high):
-        yield Phrase(f"its {word} is the same", "strong")
-        yield Phrase(f" ({one.metric:.3f}, equal with each of {one.metric_n} seeds)", "detail")
+    if verdict == "equal" and is_equal(one.difference, one.difference_low, one.difference_high):
+        yield Phrase(f"its {word} is equal", "strong")
+        yield Phrase(f" ({one.metric:.3f} with each of {one.metric_n} seeds)", "detail")
         return
-    if 1 < one.metric_n < METRIC_FROM:
-        yield Phrase(f"whether its {word} differs, {one.metric_n} seeds cannot tell", "strong")
-    elif not several:
-        yield Phrase(f"its {word} was {change}", "strong")
-    elif one.difference_low <= 0 <= one.difference_high:
-        yield Phrase(f"no difference in {word} is shown", "strong")
+    words = {
+        "better": f"better by {metric_change(one.difference, one.metric_name)}",
+        "worse": f"worse by {metric_change(-one.difference, one.metric_name)}",
+        "equal": f"equal within {_margin(one)}",
+        "undecided": "undecided",
+    }
+    yield Phrase(f"its {word} is {words[verdict]}", "strong")
+    facts = f"{one.metric:.3f} instead of {one.metric_baseline:.3f}"
+    if math.isfinite(one.difference_low):
+        over = metric_change(one.difference_low, one.metric_name, one.difference_high)
+        over += "" if brief else f", 95 % confidence interval over {one.metric_n} seeds"
     else:
-        yield Phrase(f"its {word} is {change}", "strong")
-    interval = metric_change(one.difference_low, one.metric_name, one.difference_high)
-    over = f"{interval}, 95 % confidence interval over {one.metric_n} seeds"
-    none = "one seed, so no interval" if one.metric_n == 1 else f"no interval from {one.metric_n} seeds"
-    yield Phrase(f" ({facts}; {over if several else none})", "detail")
+        over = "one seed, so no interval" if one.metric_n == 1 else f"no interval from {one.metric_n} seeds"
+    yield Phrase(f" ({facts}; {over})", "detail")
+
+
+def _margin(one: Comparison) -> str:
+    return metric_change(METRIC_MARGIN, one.metric_name).replace("1.0 points", "1 point")
 
 
 def _beside(first: Comparison, found: list[Comparison], results: Results) -> Iterator[Sentence]:
-    """Rank among the strategies, worker counts with a saving, best choice without loss, other executions, agreement."""
+    """Rank among the strategies, worker counts with a saving, best choice without loss, other executions, warnings."""
     yield from _next_steps(first, results)
     if not first.baseline.startswith(BASELINES[0]):
         yield plain(f"What it saves against {first.baseline} holds what its engine saves: {BASELINES[0]} did not run.")
@@ -157,20 +245,23 @@ def _beside(first: Comparison, found: list[Comparison], results: Results) -> Ite
     same = [one for one in found if (one.execution, one.engine) == (first.execution, first.engine)]
     rivals = [one for one in same if one.workers == first.workers and one is not first]
     if rivals:
-        standing = _standing(first, rivals, results)
-        yield plain(f"Of the {len(rivals) + 1} strategies compared at {first.workers} workers {standing}.")
+        compared = f"{len(rivals) + 1} strategies compared at {first.workers} workers"
+        yield plain(f"Of the {compared} {first.label} {_standing(first, rivals, results)}.")
     if since := _since(first, same):
         deterministic = first.interval == NOTHING_VARIES
-        yield plain(f"It takes less time {since}." if deterministic else f"Its saving is shown {since}.")
+        verb = "takes less time" if deterministic else "is shown to save time"
+        yield plain(f"{first.label} {verb} {since}.")
     if first.metric_verdict == "worse" and rivals:
-        yield _without_loss(first, rivals)
+        yield _without_loss(first, rivals, results)
     for place in dict.fromkeys((one.execution, one.engine) for one in found):
         if place != (first.execution, first.engine):
             other = headline([one for one in found if (one.execution, one.engine) == place])
             where = other.execution if other.execution == other.engine else f"{other.execution} on {other.engine}"
-            yield (Phrase(_capital(f"{where}, at {other.workers} workers: ")), *_clauses(other, other.baseline))
+            start = Phrase(_capital(f"{where}, at {other.workers} workers: "))
+            yield (start, *_clauses(other, results, other.baseline))
     if first.execution == "virtual":
         yield plain(_error_of_the_simulation(results))
+    yield from _qualifying(results)
 
 
 def _error_of_the_simulation(results: Results) -> str:
@@ -219,7 +310,7 @@ def _without_jitter(results: Results, one: Comparison, label: str) -> float:
 
 
 def _standing(first: Comparison, rivals: list[Comparison], results: Results) -> str:
-    """Rank of `first` in time among its rivals; it ties with those whose difference has an interval that holds zero."""
+    """Rank of `first` in time, as a predicate; it ties with rivals where the interval of the difference holds zero."""
     tied = []
     for one in rivals:
         table = differences(results, one.label, first.label)
@@ -228,8 +319,8 @@ def _standing(first: Comparison, rivals: list[Comparison], results: Results) -> 
         if ((own["ratio_low"] <= 1) & (own["ratio_high"] >= 1)).any():
             tied.append(one.label)
     if tied:
-        return f"it ties for the least time with {listed(tied)}: the intervals of their differences hold zero"
-    return "it takes the least time" if math.isfinite(first.saved_low) else "it took the least time"
+        return f"ties for the least time with {listed(tied)}: the intervals of their differences hold zero"
+    return "takes the least time" if math.isfinite(first.saved_low) else "took the least time"
 
 
 def _since(first: Comparison, same: list[Comparison]) -> str:
@@ -239,10 +330,10 @@ def _since(first: Comparison, same: list[Comparison]) -> str:
     return f"at every worker count from {shown[-1].workers} to {first.workers}" if len(shown) > 1 else ""
 
 
-def _without_loss(first: Comparison, rivals: list[Comparison]) -> Sentence:
+def _without_loss(first: Comparison, rivals: list[Comparison], results: Results) -> Sentence:
     word = metric_word(first.metric_name)
-    kept = [one for one in rivals if one.saves and one.metric_n >= METRIC_FROM and one.metric_verdict != "worse"]
+    kept = [one for one in rivals if one.saves and one.metric_verdict in ("equal", "better")]
     if not kept:
-        return plain(f"No strategy saves time there without a shown loss of {word}.")
+        return plain(f"No strategy that saves time there is shown to have an equal {word} within {_margin(first)}.")
     best = max(kept, key=lambda one: one.saved)
-    return (Phrase(f"Without a shown loss of {word}: "), *_clauses(best, best.baseline))
+    return (Phrase(f"Without a loss of {word}: "), *_clauses(best, results, best.baseline))

@@ -1,9 +1,10 @@
-"""The second headline: the time to the target metric, where the study states one."""
+"""The time to the target metric, where the study states one: the headline where it is shown, else beside it."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Hashable, Iterator
+from collections.abc import Hashable, Iterator, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 import pandas as pd
@@ -13,9 +14,61 @@ from scalebench.analysis.loading import is_representative
 from scalebench.analysis.target_ratios import target_ratios
 from scalebench.analysis.time_to_target import times_to_target
 from scalebench.formatting import counted, metric_word, reduction_range, seconds, share
-from scalebench.report.comparison import Comparison, Phrase, Sentence, plain
+from scalebench.report.comparison import Comparison, Phrase, Sentence, place_rank, plain
 
 Row = dict[Hashable, Any]
+
+
+@dataclass(frozen=True)
+class ToTarget:
+    """A comparison of the times to the target: a row of `target_ratios`, with the comparison for all epochs."""
+
+    one: Comparison
+    row: Row
+    cells: pd.DataFrame
+
+    @property
+    def is_shown(self) -> bool:
+        """Return True if the interval tells what the saving is, as `Comparison.is_shown`."""
+        return self._as_comparison.is_shown
+
+    @property
+    def _as_comparison(self) -> Comparison:
+        low, high = self.row["reduction_low"], self.row["reduction_high"]
+        interval = self.row["interval"]
+        return replace(self.one, saved=self.row["reduction"], saved_low=low, saved_high=high, interval=interval)
+
+    def sentence(self, *, brief: bool = False, how: str = "", than: str = "") -> Sentence:
+        """`At 8 workers, local_sgd takes 8 % less time to accuracy 0.9 than allreduce (...).`"""
+        start = f"At {self.one.workers} workers, "
+        return _comparison(
+            self.row, self.one, _aim(self.row, self.one, self.cells), self.cells, brief, start, how, than
+        )
+
+
+def to_target(found: Sequence[Comparison], results: Results) -> ToTarget | None:
+    """Select the comparison of times to the target that is the headline; None if none is shown.
+
+    Order: the largest worker count, then native before paced before virtual, then the least time to the target.
+    """
+    table, cells = target_ratios(results), times_to_target(results)
+    table = table[table["reduction"].notna() & is_representative(table)]
+    rows = {(row["execution"], row["engine"], row["label"], row["workers"], row["baseline"]): row
+            for row in table.to_dict("records")}  # fmt: skip
+    aimed = [
+        ToTarget(one, row, cells)
+        for one in found
+        if (row := rows.get((one.execution, one.engine, one.label, one.workers, one.baseline.partition("(")[0])))
+    ]
+    shown = [one for one in aimed if one.is_shown]
+    return min(shown, key=lambda aim: (*place_rank(aim.one), aim.row["time_to_target_s"]), default=None)
+
+
+def reached_at(one: Comparison, results: Results) -> bool:
+    """Return True if any run reached the target at the place of `one`, whatever its strategy."""
+    cells = times_to_target(results)
+    place = (cells["execution"] == one.execution) & (cells["workers"] == one.workers)
+    return bool((cells.loc[place, "n_reached"] > 0).any())
 
 
 def target_answer(one: Comparison, results: Results, *, brief: bool = False) -> Iterator[Sentence]:
@@ -30,7 +83,7 @@ def target_answer(one: Comparison, results: Results, *, brief: bool = False) -> 
     both = own[own["reduction"].notna() & (own["workers"] > 1)].sort_values("workers").to_dict("records")
     for row in own[own["workers"] == one.workers].to_dict("records"):
         strategy, other = _cells_of(row, one, cells)
-        aim = f"{metric_word(one.metric_name or 'metric')} {strategy['target_metric']:g}"
+        aim = _aim(row, one, cells)
         if math.isfinite(row["reduction"]):
             yield _comparison(row, one, aim, cells, brief)
             continue
@@ -41,6 +94,11 @@ def target_answer(one: Comparison, results: Results, *, brief: bool = False) -> 
             yield _comparison(last, one, aim, cells, brief, f"At {last['workers']} workers, ")
 
 
+def _aim(row: Row, one: Comparison, cells: pd.DataFrame) -> str:
+    """`accuracy 0.9`."""
+    return f"{metric_word(one.metric_name or 'metric')} {_cells_of(row, one, cells)[0]['target_metric']:g}"
+
+
 def _cells_of(row: Row, one: Comparison, cells: pd.DataFrame) -> list[Row]:
     """Return the cells of strategy and baseline at the execution and worker count of `row`; empty ones if missing."""
     here = cells[(cells["execution"] == row["execution"]) & (cells["workers"] == row["workers"])]
@@ -49,7 +107,16 @@ def _cells_of(row: Row, one: Comparison, cells: pd.DataFrame) -> list[Row]:
     return [cell.to_dict("records")[0] if len(cell) else {} for cell in found]
 
 
-def _comparison(row: Row, one: Comparison, aim: str, cells: pd.DataFrame, brief: bool, start: str = "") -> Sentence:
+def _comparison(
+    row: Row,
+    one: Comparison,
+    aim: str,
+    cells: pd.DataFrame,
+    brief: bool,
+    start: str = "",
+    how: str = "",
+    baseline: str = "",
+) -> Sentence:
     both, label = _cells_of(row, one, cells), one.label
     low, high = row["reduction_low"], row["reduction_high"]
     change = f"{share(row['reduction'])} {'less' if row['reduction'] >= 0 else 'more'} time to {aim}"
@@ -70,8 +137,8 @@ def _comparison(row: Row, one: Comparison, aim: str, cells: pd.DataFrame, brief:
     return (
         Phrase(start),
         Phrase(message, "strong"),
-        Phrase(f" {than} {row['baseline']}"),
-        Phrase(f" ({' instead of '.join(facts)}; {interval})", "detail"),
+        Phrase(f" {than} {baseline}{row['baseline']}"),
+        Phrase(f" ({' instead of '.join(facts)}; {interval}{how})", "detail"),
         Phrase("."),
     )
 

@@ -1,0 +1,58 @@
+"""What a machine of few cores leaves of the engines that need more, in sentences of the answer."""
+
+from __future__ import annotations
+
+import pandas as pd
+
+from scalebench.analysis import Results, cells
+from scalebench.analysis.grouping import EXECUTIONS, listed
+from scalebench.analysis.loading import is_representative
+from scalebench.analysis.rounds import MEASURED
+from scalebench.formatting import counted, seconds
+
+_ENGINES_OF_THEIR_OWN = ("horovod", "ddp")
+_CYCLE_S = 1e-3  # of Horovod's thread, unless the option cycle_time_ms sets another
+
+
+def crowded_engines(results: Results) -> str:
+    """Return what is left of Horovod and DDP where all their measured runs of several workers are oversubscribed.
+
+    With the reason for the length of Horovod's steps where they take a cycle and those of allreduce do not; empty where
+    neither is so.
+    """
+    return " ".join([*_oversubscribed(results), *_cycle(cells(results), results)])
+
+
+def _oversubscribed(results: Results) -> list[str]:
+    table = cells(results)
+    own = table[table["strategy"].isin(_ENGINES_OF_THEIR_OWN) & table["execution"].isin(MEASURED)]
+    own = own[own["workers"] > 1]
+    names = [str(name) for name, cells_of in own.groupby("strategy", sort=False) if cells_of["oversubscribed"].all()]
+    if not names:
+        return []
+    workers = listed(sorted({int(count) for count in own.loc[own["strategy"].isin(names), "workers"]}))
+    simulated = bool((results.completed["execution"] == "virtual").any())
+    left = "their times at several workers are simulated ones alone" if simulated else "nothing is compared with them"
+    return [
+        f"At {workers} workers {' and '.join(names)} want more cores than this machine has (×): these native times are "
+        f"no baseline, and {left}."
+    ]
+
+
+def _cycle(table: pd.DataFrame, results: Results) -> list[str]:
+    """Compare a step of plain Horovod with one of allreduce, at the smallest worker count that both have."""
+    table = table[is_representative(table) & (table["workers"] > 1) & table["label"].isin(("horovod", "allreduce"))]
+    table = table.assign(step_s=table["train_s"] / table["steps_per_epoch"] / float(results.completed["epochs"].max()))
+    for execution in EXECUTIONS:
+        own = table[table["execution"] == execution].drop_duplicates(["label", "workers"])
+        steps = own.pivot(index="workers", columns="label", values="step_s").astype(float)
+        steps = steps.reindex(columns=["horovod", "allreduce"]).dropna()
+        steps = steps[(steps["horovod"] >= _CYCLE_S) & (steps["allreduce"] < _CYCLE_S)]
+        if len(steps):
+            workers, (of_horovod, other) = int(steps.index[0]), steps.iloc[0]
+            return [
+                f"A step of horovod takes {seconds(of_horovod)} at {counted(workers, 'worker')} ({execution}), where "
+                f"one of allreduce takes {seconds(other)}: its thread looks for gradients once in a cycle of "
+                f"{seconds(_CYCLE_S)}, and so short a step waits for the next."
+            ]
+    return []
