@@ -15,13 +15,15 @@ if TYPE_CHECKING:
     from scalebench.study.spec import Run
     from scalebench.training.outcome import Outcome
 
+_MOST_NOTES = 3  # before the first run
 _PACE_S = 3600  # the time left follows from the pace of the runs that ended in this time
 
 
 class Watcher:
-    """A `launch.reporter.Reporter`: `--quiet` shows failures only, `--verbose` every run.
+    """A `launch.stopping_rule.Reporter`: `--quiet` shows failures only, `--verbose` every run and every note.
 
-    A disabled `progress` shows no bars, but keeps count.
+    Before the first run there are _MOST_NOTES notes at most, without details; the last says how many more there are. A
+    disabled `progress` shows no bars, but keeps count.
     """
 
     def __init__(self, progress: Progress) -> None:
@@ -29,14 +31,34 @@ class Watcher:
         self._task: TaskID | None = None
         self._noted: set[str] = set()
         self._level = verbosity()
+        self._waiting: list[str] = []  # notes until the first phase, of which the number is known then
+        self._shown, self._before = 0, True
 
     def note(self, text: str) -> None:
-        """Print a note, the same one only once."""
-        if self._level >= 0 and text not in self._noted:
-            self._noted.add(text)
+        """Print a note, the same one only once; before the first run as far as there is room."""
+        if self._level < 0 or text in self._noted:
+            return
+        from scalebench.launch.sweep import Detail
+
+        self._noted.add(text)
+        if self._level > 0 or not self._before:
             self._print(f"note: {text}")
+        elif not isinstance(text, Detail):
+            self._waiting.append(text)
+
+    def show_notes(self) -> None:
+        """Print the notes that wait, and how many there is no room for."""
+        room = _MOST_NOTES - self._shown
+        shown, left = self._waiting[:room], self._waiting[room:]
+        for text in shown:
+            more = f" ({counted(len(left), 'more note')} with --verbose)" if left and text is shown[-1] else ""
+            self._print(f"note: {text}{more}")
+        self._shown += len(shown)
+        self._waiting.clear()
 
     def phase(self, name: str, runs: int) -> None:
+        self.show_notes()
+        self._before = self._before and not runs
         if self._task is not None:
             self._progress.remove_task(self._task)
         self._task = self._progress.add_task(name, total=runs or None, run="")
@@ -84,4 +106,8 @@ def watching() -> Iterator[Watcher]:
         speed_estimate_period=_PACE_S,
         disable=verbosity() < 0 or not console.is_terminal,
     ) as progress:
-        yield Watcher(progress)
+        watcher = Watcher(progress)
+        try:
+            yield watcher
+        finally:
+            watcher.show_notes()

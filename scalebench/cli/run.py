@@ -65,6 +65,9 @@ def run(
 
     A study.yaml in a folder of results goes on there, wherever that is, unless other options than those of how to run
     it make it another study.
+
+    The exit code is 0 if every run was made, 1 if one failed, 2 for a request that cannot be met, 3 if runs are left
+    (the last line says which, and why), and 128 + its number if a signal ended the command.
     """
     from scalebench.launch.planning import plan_study
     from scalebench.study.load import load_study

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -15,6 +16,8 @@ if TYPE_CHECKING:
     from scalebench.launch.planning import StudyPlan
     from scalebench.launch.stopping_rule import Tally
 
+RUNS_LEFT = 3  # exit code
+
 
 def run_plan(
     plan: StudyPlan,
@@ -26,7 +29,10 @@ def run_plan(
     against: Sequence[str] = (),
     full: bool = False,
 ) -> int:
-    """Run `plan`, print the answer and return the exit code: 0, 1 (a run failed) or 128 + the signal that ended it.
+    """Run `plan`, print the answer and return the exit code.
+
+    0: every run was made; 1: a run failed; RUNS_LEFT: runs are left; 128 + the signal that ended it.
+
 
     The table below the answer has reductions `against` baselines of the study; the `full` one has every point.
     """
@@ -38,7 +44,9 @@ def run_plan(
     _summarise(tally, against, full)
     if tally.interrupted is not None:
         return 128 + tally.interrupted
-    return 1 if tally.failed else 0
+    if tally.failed:
+        return 1
+    return RUNS_LEFT if tally.remaining else 0
 
 
 def enter_first_folder(folder: Path) -> Path:
@@ -68,7 +76,23 @@ def _summarise(tally: Tally, against: Sequence[str], full: bool) -> None:
         print_results(*spoken(results), full_table(results) if full else answer_table(results, against))
     done = f", {tally.done_before} were there before" if tally.done_before else ""
     failed = f", {len(tally.failed)} did not complete" if tally.failed else ""
-    remain = f", {tally.remaining} remain (the same command goes on with them)" if tally.remaining else ""
     trials = f" and {counted(tally.trials, 'trial')}" if tally.trials else ""
-    made = f"{counted(tally.completed, 'run')}{trials} completed{done}{failed}{remain}"
+    made = f"{counted(tally.completed, 'run')}{trials} completed{done}{failed}"
     print_results(f"{made}; results in {tally.folder}/")
+    if tally.remaining:
+        print_results(_runs_left(tally))
+
+
+def _runs_left(tally: Tally) -> str:
+    """The last line: which runs are left, why, and what makes them."""
+    from scalebench.records.progress import progress_of
+
+    groups = progress_of(tally.folder).remaining
+    which = f" ({', '.join(f'{number} {group}' for group, number in groups.items())})" if groups else ""
+    why = tally.why_left
+    if tally.interrupted is not None:
+        why = f"{signal.Signals(tally.interrupted).name} ended the command"
+    elif tally.failed:
+        why = f"{counted(len(tally.failed), 'run')} failed"
+    left = f"{counted(tally.remaining, 'run')} {'is' if tally.remaining == 1 else 'are'} left{which}"
+    return f"{left}{f', as {why}' if why else ''}: the same command goes on with them"

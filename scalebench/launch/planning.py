@@ -17,7 +17,7 @@ from scalebench.data.plan import BatchPlan
 from scalebench.errors import DataError, StudyError
 from scalebench.formatting import counted
 from scalebench.launch.hosts import reachable
-from scalebench.launch.sweep import Sweep, expand, strategy_warnings
+from scalebench.launch.sweep import Detail, Sweep, expand, strategy_warnings
 from scalebench.launch.tuning import trials_of
 from scalebench.models.pinning import pinned
 from scalebench.models.registry import check_model, model_notes
@@ -136,8 +136,11 @@ def between_nodes(runs: Iterable[Run], cluster: Cluster) -> list[str]:
     if not wide:
         return []
     return [
-        f"virtual runs assume allreduce between nodes by {allreduce_name(wide[0].virtual.collective)}, where none was "
-        "measured; assume another with --set virtual.collective=ring; scalebench doctor compares MPI's with a ring"
+        Detail(
+            f"virtual runs assume allreduce between nodes by {allreduce_name(wide[0].virtual.collective)}, where none "
+            "was measured; assume another with --set virtual.collective=ring; scalebench doctor compares MPI's with a "
+            "ring"
+        )
     ]
 
 

@@ -175,7 +175,7 @@ class Reporter(Protocol):
     """Receives the events of a study that runs, such as a progress bar."""
 
     def note(self, text: str) -> None:
-        """Receive a fact that the user should know."""
+        """Receive a fact that the user should know, or a `Detail`."""
 
     def phase(self, name: str, runs: int) -> None:
         """Begin a group of `runs` runs, or a preparation (0)."""

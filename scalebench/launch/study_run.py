@@ -80,7 +80,7 @@ def run_study(
         with Store(folder) as store:
             study_run = StudyRun(plan, store, reporter, interruption, fail_fast=fail_fast, only_failed=only_failed)
             set_aside = [f"what a command that was killed left half-written is now in {p}" for p in store.set_aside]
-            for note in [*set_aside, *plan.notes, *(notes if study_run.left() else [])]:
+            for note in [*set_aside, *(notes if study_run.left() else []), *plan.notes]:  # the gravest first
                 reporter.note(note)
             if not only_failed:
                 study_run.keep_plan()
@@ -353,8 +353,8 @@ def _background_notes() -> list[str]:
     if not disturbed(others):
         return []
     return [
-        f"other programs keep {others:.1f} of {engines.cores()} cores busy: "
-        "times measured now are not those of a quiet machine"
+        f"other programs keep {others:.1f} of {engines.cores()} cores busy: native runs beside them are marked as "
+        "disturbed, and compared with nothing"
     ]
 
 

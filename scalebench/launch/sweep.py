@@ -41,6 +41,10 @@ _OF_TRIALS = {"trial", "validation"}  # not hashed for other runs, whose results
 _OF_SIMULATIONS = {"cluster", "cluster_sha256", "device_step_time"}  # a native run is the same beside any of them
 
 
+class Detail(str):
+    """A note on how something is computed, without a consequence for the reader of the results: shown if asked for."""
+
+
 @dataclass
 class Sweep:
     """The runs of a study in the order of execution, with notes for the user.
@@ -128,8 +132,10 @@ def expand(study: Study, cluster: Cluster, hosts: Hosts | None = None, *, timed:
     _check_paced(study, cluster, cells, sweep.notes)
     if study.until and any(cell.engine == "virtual" for cell in cells):
         sweep.notes.append(
-            "virtual points repeat until the mean of their draws is known so well; how far calibration and "
-            "simulation may be off is in their interval beside it, and no repetition narrows that"
+            Detail(
+                "virtual points repeat until the mean of their draws is known so well; how far calibration and "
+                "simulation may be off is in their interval beside it, and no repetition narrows that"
+            )
         )
     runs = _ordered(study, cells)
     sweep.runs = [run for run in runs if run.repetition < study.repetitions]

@@ -9,6 +9,7 @@ from rich.console import Console
 from rich.progress import Progress
 
 from scalebench.cli.progress import Watcher
+from scalebench.launch.sweep import Detail
 from scalebench.training.outcome import Outcome
 
 
@@ -59,4 +60,43 @@ def test_equal_notes_of_several_studies_are_printed_once():
     own = watcher(out)
     for text in ("one", "two", "one"):
         own.note(text)
+    own.show_notes()
     assert out.getvalue() == "note: one\nnote: two\n"
+
+
+def notes_of(texts, before=True):
+    out = io.StringIO()
+    own = watcher(out)
+    if not before:
+        own.phase("virtual workers", 1)
+    for text in texts:
+        own.note(text)
+    own.phase("virtual workers", 1)
+    return [line for line in out.getvalue().splitlines() if line.startswith("note")]
+
+
+def test_three_notes_stand_before_the_first_run():
+    texts = ["one", Detail("how"), "two", "three", "four", "five"]
+    assert notes_of(texts) == ["note: one", "note: two", "note: three (2 more notes with --verbose)"]
+    assert notes_of(texts[:4]) == ["note: one", "note: two", "note: three"]
+    assert len(notes_of(texts, before=False)) == 6, "during the runs each is news"
+
+
+def test_verbose_shows_every_note(monkeypatch):
+    monkeypatch.setattr("scalebench.cli.progress.verbosity", lambda: 1)
+    assert notes_of(["one", Detail("how"), "two", "three", "four"])[1] == "note: how"
+
+
+def test_notes_after_the_calibration_have_the_room_that_is_left():
+    out = io.StringIO()
+    own = watcher(out)
+    for texts in (("one", "two"), ("three", "four")):
+        for text in texts:
+            own.note(text)
+        own.phase("calibration", 0)
+    said = out.getvalue().splitlines()
+    assert [line for line in said if line.startswith("note")] == [
+        "note: one",
+        "note: two",
+        "note: three (1 more note with --verbose)",
+    ]

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import csv
+from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 from scalebench.cli.main import main
+from scalebench.cli.run_common import run_plan
 from scalebench.comm import engines
+from scalebench.launch.stopping_rule import Tally
 from scalebench.pricing.calibration_file import Calibration
 from tests.conftest import needs_mpi
 
@@ -421,3 +425,29 @@ def test_real_runs_follow_virtual_ones_until_their_budget_is_over(scalebench, tm
     orders = [int(row["run_order"]) for row in rows]
     assert orders == sorted(orders)
     assert {row["calibration"] for row in rows[2:]} == {""}
+
+
+@pytest.mark.parametrize(
+    ("tally", "code", "said"),
+    [
+        ({"completed": 2}, 0, ""),
+        (
+            {"completed": 2, "remaining": 1, "why_left": "the 90 s for real runs are over"},
+            3,
+            "1 run is left, as the 90 s",
+        ),
+        ({"completed": 2, "remaining": 2, "interrupted": 2}, 130, "2 runs are left, as SIGINT ended the command"),
+        ({"completed": 2, "failed": [None]}, 1, ""),
+    ],
+)
+def test_exit_code_is_zero_only_if_every_run_was_made(monkeypatch, capsys, tmp_path, tally, code, said):
+    plan = SimpleNamespace(study=SimpleNamespace(name="mine"))
+    found = Tally(tmp_path / "mine", **tally)
+    monkeypatch.setattr("scalebench.launch.study_run.run_study", lambda *_, **__: found)
+    monkeypatch.setattr("scalebench.cli.run_common.verbosity", lambda: -1)
+    monkeypatch.setattr("scalebench.records.progress.progress_of", lambda _: SimpleNamespace(remaining=Counter()))
+    (tmp_path / "mine").mkdir()
+    assert run_plan(plan, tmp_path) == code
+    last = capsys.readouterr().out.splitlines()[-1]
+    assert last.startswith(said or "2 runs completed")
+    assert last.endswith("the same command goes on with them") == bool(said)
