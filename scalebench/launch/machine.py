@@ -14,6 +14,7 @@ from scalebench.data.dataset import open_dataset
 from scalebench.errors import ClusterError, DisturbedError, ResultsError
 from scalebench.launch.engine_costs import measure_engines
 from scalebench.launch.planning import StudyPlan
+from scalebench.launch.sweep import Detail
 from scalebench.models.zoo.layers import layers_of
 from scalebench.pricing.calibration_file import (
     Calibration,
@@ -234,7 +235,7 @@ def _measured(
     budget = Budget((1 - ENGINES_SHARE) * seconds, study.require_quiet)
     measured = measure_steps(example, plan.prepared.folders[example.workers], sizes, most, budget, plan.device)
     if measured.imprecise:
-        note(f"measured as well as {seconds:.3g} s allow: {'; '.join(measured.imprecise)}")
+        note(Detail(f"measured as well as {seconds:.3g} s allow: {'; '.join(measured.imprecise)}"))
     on_gpu = plan.device == "cuda"  # its steps do not follow the speed of a core, and NCCL is charged by the links
     reference_s = None if on_gpu else measured.reference_s
     if kept is not None:
