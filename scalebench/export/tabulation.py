@@ -156,8 +156,8 @@ def tabulate(results: Results, shown: pd.DataFrame, names: Sequence[str] = ()) -
     for name in [name for name, shows in several.items() if shows]:
         keys.insert(len(keys.columns) - 1, name, table[name.lower()])
     rows = tuple(tuple(_number(cell, column) for column in columns) for cell in table.to_dict("records"))
-    marked = (tuple(table[name].astype(bool)) for name in ("oversubscribed", "disturbed"))
-    return Table(columns, keys, *marked, rows)
+    oversubscribed, disturbed = (tuple(table[name].astype(bool)) for name in ("oversubscribed", "disturbed"))
+    return Table(columns, keys, oversubscribed, disturbed, rows)
 
 
 def _number(cell: dict[Hashable, Any], column: Column) -> Rounded:

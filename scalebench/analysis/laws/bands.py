@@ -27,7 +27,7 @@ range, up to the largest count.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -159,7 +159,7 @@ def _errors(
     scaled = gradient / scale
     own = np.einsum("ij,jk,ik->i", scaled, inverse, scaled) * fit.between / fit.freedom
     alike = (gradient @ fit.coefficients + bool(base)) ** 2
-    parts = [(own, fit.freedom), (alike * shared.variance, shared.freedom)]
+    parts: list[tuple[Array, Any]] = [(own, fit.freedom), (alike * shared.variance, shared.freedom)]
     if base is not None:
         parts.append((np.full_like(own, base.variance), base.freedom))
     if simulation is not None:
