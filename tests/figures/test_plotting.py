@@ -465,3 +465,22 @@ def test_unwritable_output_is_refused(results, tmp_path):
     (tmp_path / "file").touch()
     with pytest.raises(ResultsError, match=r"cannot write .*--output"):
         plot(results, tmp_path / "file")
+
+
+def test_disturbed_points_have_a_plus_sign_and_a_sentence(tmp_path):
+    rows = study_rows(strategies=("serial", "allreduce"), workers=(1, 2), native_workers=(1, 2), repetitions=2)
+    busy = [
+        (run.model_copy(update={"others_load": 0.8 if run.execution == "native" else 0.1}), epochs)
+        for run, epochs in rows
+    ]
+    found = keep(tmp_path / "busy", busy)
+    text = caption(found, "strong-scaling")
+    assert "Plus signs: other programs took more than 25 % of the cores meanwhile, never a baseline." in text
+    assert "Crosses" not in text
+    with house_style():
+        canvas = Canvas("strong-scaling")
+        FIGURES.find("strong-scaling")().draw(found, canvas)
+        data = canvas.data()
+    disturbed = data[data["disturbed"].fillna(False).astype(bool)]
+    assert set(disturbed["execution"]) == {"native"}
+    assert len(disturbed) == len(data[data["execution"] == "native"])
