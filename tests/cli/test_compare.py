@@ -185,5 +185,5 @@ def test_equal_metric_of_one_seed_is_undecided(call):
 def test_cells_of_undecided_metric_are_named(call):
     out, _ = call("once", "before")
     assert "metric undecided: epoch_average at 1, 2, 4 workers (native mpi); epoch_average at 1, 2, 4" in out
-    assert out.splitlines()[-1].endswith("metric: 8 unchanged, 6 undecided (margin 0.01)")
+    assert out.splitlines()[-1].endswith("metric: 8 equal, 6 undecided (margin 0.01)")
     assert "metric undecided" not in call("before", "before")[0]
