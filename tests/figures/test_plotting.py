@@ -222,8 +222,8 @@ def test_caption_names_data_cluster_and_interval(results):
         "Batch 8 per worker at every worker count",
         "899/450/225/113/57/29/15 steps per epoch at 1/2/4/8/16/32/64 workers",
         "Native on this-machine through gloo, horovod, mpi (3 repetitions, error bars: 95 % confidence interval)",
-        "virtual on this-machine (3 repetitions, error bars: calibration interval with virtual-native error; off native times by 9.5 % ",
-        "(root mean square of 6 checks), of which the factor common to all points is in no bar)",
+        "virtual on this-machine (3 repetitions, error bars: calibration interval with virtual-native error; off "
+        "native times by 9.5 % (root mean square of 6 checks), of which the factor common to all points is in no bar)",
         "each execution against its own serial run",
     ):
         assert part in text
