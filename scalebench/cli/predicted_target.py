@@ -16,7 +16,6 @@ if TYPE_CHECKING:
     from scalebench.analysis.epochs_to_target import SeriesLaw
     from scalebench.pricing.grid import Grid, Point
 
-_MEANS = ("mean", "mean of the round")  # of all workers' gradients, where it is taken in every batch
 _NEAR = 0.01  # the mean batch of an epoch is a little smaller than the one that was asked for
 
 
@@ -81,8 +80,8 @@ def targets_of(grid: Grid, laws: dict[str, SeriesLaw], source: str) -> dict[int,
 
 def _averages_gradients(point: Point) -> bool:
     """Return True if every step takes the mean over the global batch, so that epochs to target depend on that alone."""
-    said = registry.create(point.strategy.name, point.strategy.options, "virtual").synchronisation
-    return said.unit == "none" or (said.unit == "batch" and said.every == 1 and said.merge in _MEANS)
+    strategy = registry.create(point.strategy.name, point.strategy.options, "virtual")
+    return strategy.traits.mean_over_global_batch
 
 
 def aimed(grid: Grid, to_target: dict[int, Target]) -> list[int]:

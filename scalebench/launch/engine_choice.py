@@ -14,7 +14,6 @@ from scalebench.launch.hosts import Hosts
 from scalebench.records.provenance import JOB_IDS
 from scalebench.strategies import registry
 from scalebench.strategies.base import Strategy
-from scalebench.strategies.compression import WIRES
 from scalebench.study.spec import Component, Engine, Study
 
 ENGINES = ("virtual", *engines.NAMES)
@@ -90,7 +89,7 @@ def native_points(
     check_provided(strategy, engine, engines.provides(engine))
     if not engines.carries(engine, study.dtype):
         raise EngineError(f"strategy {component.name}: engine {engine} cannot carry {study.dtype}; use another --dtype")
-    wire = WIRES.get(getattr(strategy, "compression", ""))
+    wire = strategy.traits.wire
     if wire is not None and not engines.carries(engine, wire):
         raise EngineError(f"strategy {component}: engine {engine} cannot carry {wire}; use fp16, or another --engine")
     if auto:

@@ -61,14 +61,14 @@ def local_statistics(study: Study) -> list[str]:
     if max(study.workers) == 1:
         return []
     made = {str(component): registry.create(component.name, component.options) for component in study.strategies}
-    averaged = {name: strategy.synchronisation.averaged for name, strategy in made.items() if strategy.requires}
+    traits = {name: strategy.traits for name, strategy in made.items() if strategy.requires}
     notes, instead = [], "use a strategy with buffers: average, or model: nfnet, which has none"
-    if local := [name for name, state in averaged.items() if "buffers" not in state]:
+    if local := [name for name, each in traits.items() if not each.averages_buffers and not each.sends_buffers]:
         notes.append(
             f"{', '.join(local)}: the running statistics (BatchNorm) of {study.model} stay local to each worker, and "
             f"the model is evaluated with worker 0's; {instead}"
         )
-    if sent := [name for name, state in averaged.items() if "worker 0's buffers" in state]:
+    if sent := [name for name, each in traits.items() if each.sends_buffers]:
         notes.append(
             f"{', '.join(sent)}: the running statistics (BatchNorm) of {study.model} are worker 0's, of its batches "
             f"alone, which every worker takes over before each step, as torch's default is; {instead}"

@@ -23,7 +23,6 @@ from scalebench.models.pinning import pinned
 from scalebench.models.registry import check_model, model_notes
 from scalebench.native.job import server_ranks
 from scalebench.strategies import registry
-from scalebench.strategies.averaging import Averaging
 from scalebench.study.heterogeneity import SlowLinks
 from scalebench.study.spec import Run, Study
 from scalebench.training.optimizers import check_optimizer
@@ -263,7 +262,7 @@ def _long_steps(study: Study) -> list[str]:
     if study.lr_policy != "linear" or most == 1:
         return []
     made = [(component, registry.create(component.name, component.options)) for component in study.strategies]
-    alone = [str(component) for component, strategy in made if isinstance(strategy, Averaging)]
+    alone = [str(component) for component, strategy in made if strategy.traits.local_steps]
     if not alone:
         return []
     return [

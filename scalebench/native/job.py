@@ -70,17 +70,18 @@ def settings_of(run: Run) -> dict[str, str]:
     Horovod 0.28.1 dies of a null pointer when it is initialised again in a process in which both its cycle time and
     its fusion threshold were ever set: defaults are not passed on, and runs with other settings get their own launch.
     """
-    strategy: Any = registry.create(run.strategy.name, run.strategy.options, run.engine)
-    if not hasattr(strategy, "environment"):
+    asked = registry.create(run.strategy.name, run.strategy.options, run.engine).traits.environment
+    if not asked:
         return {}
-    defaults = type(strategy)().environment()
-    return {name: value for name, value in strategy.environment().items() if defaults.get(name) != value}
+    defaults = registry.create(run.strategy.name, {}, run.engine).traits.environment
+    return {name: value for name, value in asked.items() if defaults.get(name) != value}
 
 
 def server_ranks(run: Run) -> int:
     """Number of ranks for servers that `run` needs after those of its workers."""
-    strategy: Any = registry.create(run.strategy.name, run.strategy.options, run.engine)
-    return int(strategy.servers(run.workers)) if Capability.SERVER in strategy.requires else 0
+    strategy = registry.create(run.strategy.name, run.strategy.options, run.engine)
+    least = int(Capability.SERVER in strategy.requires)
+    return max(least, strategy.traits.server_ranks(run.workers))
 
 
 class JsonLines:

@@ -138,7 +138,7 @@ class Session:
             self.workers_per_node,
         )
         if isinstance(clock, PacedClock):
-            clock.attach(replica.model, waits_in_backward=not strategy.split_is_measured)
+            clock.attach(replica.model, waits_in_backward=not strategy.traits.split_is_measured)
         ends: list[float] = []
         meter = self._meter()
 
@@ -153,7 +153,7 @@ class Session:
                 replica,
                 strategy,
                 warm=self.run.warmup_steps > 0,
-                measured_split=strategy.split_is_measured,
+                measured_split=strategy.traits.split_is_measured,
                 on_begin=meter.begin,
                 on_epoch=on_epoch,
             )
@@ -179,7 +179,7 @@ class Session:
             return None
         reports, evaluations, event_logs, epochs, loads, energies = zip(*gathered, strict=True)
         meters, busy = zip(*told, strict=True) if told else ((), ())
-        waited = waits(event_logs, meters) if strategy.split_is_measured and self.nodes == 1 else None
+        waited = waits(event_logs, meters) if strategy.traits.split_is_measured and self.nodes == 1 else None
         _set_waiting(reports, waited, epochs)
         self._save_weights(replica, verdict)
         found: list[Evaluation] = [item for share in evaluations for item in share]

@@ -12,7 +12,6 @@ from scalebench.errors import UsageError
 from scalebench.pricing.grid import Point
 from scalebench.pricing.prediction import SERIAL, Case, Predictor
 from scalebench.pricing.validity import lacking, outside
-from scalebench.strategies.base import Strategy
 from scalebench.study.spec import Component
 
 UTILISATIONS = (0.5, 0.75, 0.9, 0.95)
@@ -139,7 +138,7 @@ def interval_for(predictor: Predictor, point: Point, efficiency: float = 0.8) ->
     Nor where the longest does not hold it, as synchronising less often does not take longer.
     """
     strategy = predictor.strategy(point.strategy)
-    name = interval_option(strategy)
+    name = strategy.traits.interval_option
     if name is None:
         return None
     steps = 1 if strategy.synchronisation.unit == "epoch" else point.steps
@@ -164,12 +163,6 @@ def held_at(predictor: Predictor, point: Point, efficiency: float = 0.8) -> Held
     interval, batch = interval_for(predictor, point, efficiency), batch_for(predictor, point, efficiency)
     beyond = batch is not None and bool(outside(predictor, point.strategy, point.workers, batch))
     return Held(efficiency, batch, interval[1] if interval else None, beyond)
-
-
-def interval_option(strategy: Strategy) -> str | None:
-    """Return the option that is the interval between synchronisations; None without one."""
-    fields = type(strategy).model_fields
-    return next((name for name in ("steps", "every", "period", "accumulate", "global_skip") if name in fields), None)
 
 
 def with_option(strategy: Component, name: str, value: object) -> Component:

@@ -1,22 +1,23 @@
 """Excerpts of long trainings: few epochs of few steps, recorded in place of all, and the time of all from them.
 
-The time of an epoch is linear in its whole periods of steps, and epochs repeat with the period of the strategy. So two
-lengths of an epoch and the first, a middle and the last period of epochs give the time of any training. Stretches in
-which a strategy behaves otherwise (warm-up, cool-down, first steps) are recorded whole. Partial periods count in
-proportion, and every batch has the mean number of samples.
+A strategy states the stretches in which its program repeats. The time of an epoch is linear in its whole periods of
+steps, and epochs repeat with the period of epochs. So two lengths of an epoch and the first, a middle and the last
+period of epochs give the time of the stretch without a length; the epochs of all others are recorded one by one.
+Partial periods count in proportion, and every batch has the mean number of samples. Without stretches there is no
+excerpt: every step of every epoch is recorded.
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from scalebench.pricing.schedule import Ints
-from scalebench.strategies.base import Strategy
+from scalebench.strategies.traits import Stretch
 
 Floats = NDArray[np.float64]
 
@@ -45,23 +46,23 @@ class EvenPlan:
 
 @dataclass(frozen=True)
 class Excerpt:
-    """Recorded epochs of `strategy`, of one length in `steps` or of two, from which longer epochs are extrapolated.
+    """Recorded epochs, of one length in `steps` or of two, from which longer epochs are extrapolated.
 
     Each stands for so many as `counts` says, the last of which is that of what follows the last epoch. The first epoch
-    has `lead` further steps. `joined`: a step stands for an epoch's.
+    has `lead` further steps. `joined`: a step stands for an epoch's. `whole`: it is no excerpt, but all there is.
     """
 
-    strategy: Strategy
     steps: tuple[int, ...]
     counts: tuple[int, ...]
-    joined: bool
+    joined: bool = False
     lead: int = 0
+    whole: bool = False
 
     @property
     def epochs(self) -> int:
         return len(self.counts) - 1
 
-    def whole(self, marks: list[Floats], steps: Floats) -> Floats:
+    def extrapolated(self, marks: list[Floats], steps: Floats) -> Floats:
         """Return the ledgers of the whole training, (columns, M), with epochs of `steps` (M,).
 
         `marks` (epochs + 1, columns, M) are the cumulative ledgers of the excerpt at each length.
@@ -76,58 +77,45 @@ class Excerpt:
         return total
 
 
-def excerpt_of(strategy: Strategy, epochs: int, steps: int) -> Excerpt:
-    """Return the excerpt of a training of `epochs` of `steps` that keeps the periods of `strategy` whole.
+def excerpt_of(stretches: tuple[Stretch, ...] | None, epochs: int, steps: int) -> Excerpt:
+    """Return the excerpt of a training of `epochs` of `steps` whose program consists of `stretches`."""
+    if stretches is None:
+        return Excerpt((steps,), (1,) * (epochs + 1), whole=True)
+    every = math.lcm(*(each.period for each in stretches if each.unit == "epoch"))
+    if all(each.unit == "epoch" for each in stretches):
+        return Excerpt((1,), _counts(stretches, 0, epochs, every), joined=True)
+    period = math.lcm(*(each.period for each in stretches if each.unit == "batch"))
+    first = sum(each.steps or 0 for each in stretches)
+    lead = period * max(0, math.ceil(first / period) - 1)
+    if steps > 2 * period + lead:
+        return Excerpt((period, 2 * period), _counts(stretches, 0, epochs, every), lead=lead)
+    # Until steps and periods meet again at the end of an epoch.
+    every *= period // math.gcd(period, steps)
+    return Excerpt((steps,), _counts(stretches, math.ceil(first / steps), epochs, every))
 
-    Of long stretches of warm-up and cool-down the ends are kept, of what lies between them three periods.
+
+def _counts(stretches: tuple[Stretch, ...], first: int, epochs: int, every: int) -> tuple[int, ...]:
+    """Return how many epochs each recorded one stands for, and 1 for what follows the last one.
+
+    The `first` epochs, and those of stretches of a stated length, stand for themselves; of the others a first, a
+    middle and a last period of `every` epochs are recorded.
     """
-    period, every = _steps_of_a_period(strategy), _epochs_of_a_period(strategy)
-    start, head = _first_steps(strategy), 0
-    lengths: tuple[int, ...] = (period, 2 * period)
-    lead = period * max(0, math.ceil(start / period) - 1)
-    joined = strategy.synchronisation.unit != "batch"
-    if joined:
-        lengths, lead = (1,), 0
-    elif steps <= lengths[-1] + lead:
-        lengths, lead = (steps,), 0
-        head = math.ceil(start / steps)
-        every *= period // math.gcd(period, steps)  # until steps and periods meet again at the end of an epoch
-    ends = {name: int(getattr(strategy, name, 0)) for name in ("warm_up_epochs", "cool_down_epochs")}
-    between = epochs - head - sum(ends.values())
-    if between <= 3 * every:
-        return Excerpt(strategy, lengths, (1,) * (epochs + 1), joined, lead)
+    last = 0
+    if (endless := _endless(stretches)) is not None:
+        first += _epochs_of(stretches[:endless])
+        last = _epochs_of(stretches[endless + 1 :])
+    between = epochs - first - last
+    if endless is None or between <= 3 * every:
+        return (1,) * (epochs + 1)
     repeats, rest = divmod(between - 3 * every, every)
     middle = (1,) * every + (1 + repeats,) * every + (1,) * (every + rest)
-    first, last = map(_at_ends, ends.values())
-    kept = {name: len(counts) for name, counts in zip(ends, (first, last), strict=True) if len(counts) < ends[name]}
-    shortened = strategy.model_copy(update=kept)
-    return Excerpt(shortened, lengths, (*first, *(1,) * head, *middle, *last, 1), joined, lead)
+    return ((1,) * first) + middle + (1,) * (last + 1)
 
 
-def _at_ends(epochs: int) -> tuple[int, ...]:
-    """Return the counts of the first of `epochs` that repeat, of those after it, and of the last one."""
-    return (1, epochs - 2, 1) if epochs > 3 else (1,) * epochs
+def _endless(stretches: tuple[Stretch, ...]) -> int | None:
+    """Return the place of the stretch without a length; None if all have one."""
+    return next((at for at, each in enumerate(stretches) if each.epochs is None and each.steps is None), None)
 
 
-def _steps_of_a_period(strategy: Strategy) -> int:
-    """Return the steps after which the synchronisations of `strategy` repeat."""
-    said = strategy.synchronisation
-    groups: Any = getattr(strategy, "groups", None)
-    every = said.every if said.unit == "batch" else 1
-    return math.lcm(max(1, every), *groups.values()) if isinstance(groups, dict) else max(1, every)
-
-
-def _epochs_of_a_period(strategy: Strategy) -> int:
-    said = strategy.synchronisation
-    return max(1, said.every) if said.unit == "epoch" else 1
-
-
-def _first_steps(strategy: Strategy) -> int:
-    """Return the steps after which `strategy` begins to behave as it goes on."""
-    if getattr(strategy, "compression", "powersgd") != "powersgd":
-        return 0
-    return max(_option(strategy, "start"), _option(strategy, "first"))
-
-
-def _option(strategy: Strategy, name: str) -> int:
-    return int(getattr(strategy, name, 0) or 0)
+def _epochs_of(stretches: Iterable[Stretch]) -> int:
+    return sum(each.epochs or 0 for each in stretches)

@@ -32,14 +32,13 @@ from scalebench.pricing.recording import record_each
 from scalebench.pricing.schedule import RankGroups, Schedule
 from scalebench.strategies import registry
 from scalebench.strategies.base import Setting, Strategy
-from scalebench.strategies.parameter_server import ParameterServerStrategy
-from scalebench.strategies.server_rules import Elastic
 from scalebench.study.spec import Component, Run
 from scalebench.system.clock import Task
 
 Floats = NDArray[np.float64]
 _SAMPLED_RANKS = 16  # recorded where ranks differ by chance, as clients that are drawn
 _COLUMNS = 7  # of Times, without `queued`
+_MOST_STEPS = 5_000_000  # of a program that is recorded whole: about a minute and 3 GB
 SERIAL = Component(name="serial")
 SGD = Component(name="sgd", options={"momentum": 0.9})
 
@@ -173,7 +172,7 @@ class Predictor:
             if recorded.excerpt.joined:
                 machines = machines.with_joined(steps_of)
             walks = [_walked(programs, recorded, machines) for programs in recorded.programs]
-            columns[:, places] = recorded.excerpt.whole([marks for marks, _ in walks], steps_of)
+            columns[:, places] = recorded.excerpt.extrapolated([marks for marks, _ in walks], steps_of)
             queued[places] = np.any([bound for _, bound in walks], axis=0)
             columns[0, places] += self.workload.epochs * np.array([case.platform.epoch_s for case in chosen])
         time, compute, data, other, comm, wait, transfer = columns
@@ -199,7 +198,8 @@ class Predictor:
 
     def _recorded(self, component: Component, workers: int, steps: int) -> Recorded:
         strategy = self.strategy(component)
-        excerpt = excerpt_of(strategy, self.workload.epochs, steps)
+        traits = strategy.traits
+        excerpt = excerpt_of(traits.stretches, self.workload.epochs, steps)
         key = (str(component), workers, excerpt.steps, excerpt.counts)
         if key not in self._programs:
             per_node = self.platform.cluster.node.workers_per_node
@@ -209,26 +209,35 @@ class Predictor:
                 raise StudyError(f"strategy {component.name} at {workers} workers: it runs at one worker only")
             run = self._run(component, workers, excerpt.epochs)
             serving = None
-            if isinstance(strategy, ParameterServerStrategy):
-                total = self.workload.epochs * steps
-                gate = strategy.gate(workers, total)
-                in_rounds = gate.in_rounds or isinstance(gate, Elastic)  # equal workers meet at every barrier
-                serving = Serving(strategy.servers(workers), in_rounds)
+            if traits.servers:
+                if traits.in_rounds is None:
+                    raise StudyError(
+                        f"strategy {component.name}: it does not state when its server answers, which a prediction "
+                        "depends on; give the class `traits` with in_rounds (docs/prediction.md), or run it with "
+                        "--execution modelled"
+                    )
+                serving = Serving(traits.server_ranks(workers), traits.in_rounds)
             everyone = RankGroups.of_all(workers)
             plans = [EvenPlan(workers, length, lead=excerpt.lead) for length in excerpt.steps]
-            schedules = [self._schedules(run, excerpt.strategy, plan, per_node, everyone) for plan in plans]
+            schedules = [self._schedules(run, strategy, plan, everyone, excerpt.whole) for plan in plans]
             programs = [programs_of(each) for each in schedules]
             count = len(schedules[0])
             self._programs[key] = Recorded(excerpt, programs, workers, count, serving, schedules[0][0])
         return self._programs[key]
 
     def _schedules(
-        self, run: Run, strategy: Strategy, plan: EvenPlan, per_node: int, everyone: RankGroups
+        self, run: Run, strategy: Strategy, plan: EvenPlan, everyone: RankGroups, whole: bool
     ) -> list[Schedule]:
-        """Record worker 0, and the others of its node where they may do something else."""
+        """Record worker 0, and the others of its node where they may do something else; of a whole program all."""
+        per_node = self.platform.cluster.node.workers_per_node
+        if whole:
+            _require_few_steps(strategy, sum(map(plan.steps, range(run.epochs))))
         each = record_each(run, strategy, cast(BatchPlan, plan), self._model, per_node, everyone)
         first, count = next(each), 1
-        if getattr(strategy, "fraction", 1.0) < 1:
+        if whole:
+            count = run.workers if first.reads_rank else 1
+            _require_few_steps(strategy, count * sum(map(plan.steps, range(run.epochs))))
+        elif strategy.traits.fraction < 1:
             count = min(run.workers, max(_SAMPLED_RANKS, per_node))
         elif any(event.partition is not None and len(event.partition.sizes) > 1 for event in first.events):
             count = min(run.workers, per_node)
@@ -309,6 +318,20 @@ class Predictor:
             seconds = rows[0] + max(0.0, samples - low) * (rows[-1] - rows[0])
             self._steps[key] = device, seconds.tolist()  # the device is kept, so that its id stays its own
         return self._steps[key][1]
+
+
+def _require_few_steps(strategy: Strategy, steps: int) -> None:
+    """Refuse to record a program whose steps, of all workers that differ, take minutes and memory.
+
+    Raises:
+        StudyError: there are more than `_MOST_STEPS`.
+    """
+    if steps > _MOST_STEPS:
+        raise StudyError(
+            f"strategy {strategy.name}: it does not state what repeats, and {steps:,} steps are too many to record; "
+            f"give the class `traits` with stretches (docs/prediction.md), or ask for at most {_MOST_STEPS:,} steps of "
+            "all workers: fewer epochs, or larger batches"
+        )
 
 
 def _walked(programs: list[Program], recorded: Recorded, machines: EqualWorkers) -> tuple[Floats, NDArray[np.bool_]]:

@@ -42,7 +42,7 @@ def outside(predictor: Predictor, strategy: Component, workers: int, batch: int 
         found += _of_engine(predictor, program.engines[0], workers)
     if steps < _FEW_STEPS:
         found.append(f"fewer than {_FEW_STEPS} steps an epoch")
-    if not program.deterministic and strategy.name != "gossip":
+    if not program.deterministic:
         found.append("steady state of a queue")
     return tuple(found)
 

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from scalebench.errors import UsageError, nearest
 from scalebench.formatting import digits, seconds, share
-from scalebench.pricing.advice import interval_option, with_option
+from scalebench.pricing.advice import with_option
 from scalebench.pricing.platform import RATES, Platform
 from scalebench.pricing.prediction import SERIAL, Case, Predictor
 from scalebench.pricing.validity import lacking, outside
@@ -287,7 +287,7 @@ class _PricedCell:
             elif name == "workers":
                 self.workers = round(value)
             else:
-                option = interval_option(self._predictor.strategy(self.strategy))
+                option = self._predictor.strategy(self.strategy).traits.interval_option
                 if option is None:
                     raise UsageError(f"axis interval: strategy {self.strategy.name} has no interval between steps")
                 self.strategy = with_option(self.strategy, option, round(value))

@@ -10,7 +10,6 @@ from typing import Any
 from scalebench.records.schema import EpochRow, RunRow
 from scalebench.strategies import registry
 from scalebench.strategies.base import Strategy
-from scalebench.strategies.epoch_async import EpochAsync
 from scalebench.study.spec import Component, Run
 from scalebench.training.outcome import EpochReport, Evaluation, Outcome, RunFacts, WorkerReport
 
@@ -72,16 +71,8 @@ def _equally_named(run: Run, facts: RunFacts) -> dict[str, Any]:
 
 
 def _synchronisation(strategy: Strategy, run: Run) -> dict[str, Any]:
-    synchronisation = strategy.synchronisation
-    return {
-        "strategy": run.strategy.name,
-        "strategy_options": run.strategy.options,
-        "sync_every": synchronisation.every or None,
-        "sync_unit": synchronisation.unit,
-        "averaged_state": synchronisation.averaged,
-        "optimizer_state_policy": synchronisation.optimizer_state,
-        "merge_policy": synchronisation.merge,
-    }
+    named = {"strategy": run.strategy.name, "strategy_options": run.strategy.options}
+    return named | strategy.synchronisation.columns()
 
 
 def _parts(workers: list[WorkerReport], train_s: float | None) -> dict[str, float | None]:
@@ -117,10 +108,10 @@ def _straggler_factor(workers: list[WorkerReport]) -> float | None:
 
 
 def _worker_weights(strategy: Strategy, run: Run, outcome: Outcome) -> list[float] | None:
-    merges = _merges(outcome)
-    if merges is None or not isinstance(strategy, EpochAsync):
+    merges, final_weights = _merges(outcome), strategy.traits.final_weights
+    if merges is None or final_weights is None:
         return None
-    weights = strategy.final_weights(merges, run.epochs, [worker.samples for worker in outcome.workers])
+    weights = final_weights(merges, run.epochs, [worker.samples for worker in outcome.workers])
     return [float(f"{weight:.6g}") for weight in weights]
 
 

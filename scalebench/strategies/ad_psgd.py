@@ -13,6 +13,7 @@ from scalebench.strategies.averaging import Averaging, too_few_steps
 from scalebench.strategies.base import Setting, Synchronisation, Worker
 from scalebench.strategies.registry import register
 from scalebench.strategies.replica_state import packed, unpack_
+from scalebench.strategies.traits import Stretch, Traits
 from scalebench.system.clock import Task
 
 if TYPE_CHECKING:
@@ -99,6 +100,10 @@ class AdPsgd(Averaging):
 
     def in_agreement(self, worker: Worker, epoch: int) -> bool:
         return self.ends_training(worker, epoch)
+
+    @property
+    def traits(self) -> Traits:
+        return self.repeated(Stretch(period=self.every), interval="every")
 
     @property
     def synchronisation(self) -> Synchronisation:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from scalebench.comm.base import Capability
 from scalebench.errors import StudyError
 from scalebench.strategies.base import Batch, Setting, Strategy, Synchronisation, Worker
 from scalebench.strategies.registry import register
+from scalebench.strategies.traits import Stretch, Traits
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -61,6 +63,10 @@ class Adasum(Strategy):
         return True
 
     @property
+    def traits(self) -> Traits:
+        return Traits(stretches=(Stretch(),))
+
+    @property
     def synchronisation(self) -> Synchronisation:
         return Synchronisation(merge="adasum")
 
@@ -77,7 +83,10 @@ class HorovodAdasum(Adasum):
     """Adasum by Horovod, which steps and merges inside the backward pass: compute and communication are one."""
 
     requires: ClassVar[frozenset[Capability]] = frozenset({Capability.HOROVOD_OPTIMIZER})
-    split_is_measured: ClassVar[bool] = False
+
+    @property
+    def traits(self) -> Traits:
+        return replace(super().traits, split_is_measured=False)
 
     def setup(self, worker: Worker) -> None:
         import horovod.torch as hvd

@@ -14,10 +14,12 @@ from scalebench.strategies.compression import (
     PowerSgd,
     Reducer,
     TopK,
+    compressed,
     options_have_an_effect,
     require_matrices,
 )
 from scalebench.strategies.registry import register
+from scalebench.strategies.traits import Stretch, Traits
 from scalebench.strategies.trees import Tree, TwoLevel
 
 
@@ -54,6 +56,14 @@ class GradientAveraging(Strategy):
 
     def in_agreement(self, worker: Worker, epoch: int) -> bool:
         return True
+
+    @property
+    def traits(self) -> Traits:
+        return Traits(
+            stretches=(Stretch(period=self.accumulate, restarts=True),),
+            mean_over_global_batch=self.accumulate == 1,
+            interval_option="accumulate",
+        )
 
     @property
     def synchronisation(self) -> Synchronisation:
@@ -131,6 +141,10 @@ class Allreduce(GradientAveraging):
         if self.collective == "hierarchical" and 1 < setting.workers <= setting.workers_per_node:
             return ["collective hierarchical on one node is a reduce and a broadcast there, slower than an allreduce"]
         return []
+
+    @property
+    def traits(self) -> Traits:
+        return compressed(super().traits, self.compression, self.start)
 
     def arithmetic(self, workers: int) -> str | None:
         plain = self.accumulate == 1 and (workers == 1 or (self.compression == "none" and self.collective == "auto"))

@@ -9,6 +9,7 @@ from pydantic import Field
 from scalebench.comm.base import Communicator
 from scalebench.strategies.base import Setting, Strategy, Synchronisation, Worker
 from scalebench.strategies.replica_state import average_, floating_buffers, optimizer_tensors
+from scalebench.strategies.traits import Stretch, Traits
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -44,7 +45,9 @@ class Averaging(Strategy):
         "synchronise", description="a partial interval at the end of training is synchronised, or left as it is"
     )
 
-    def averaged_every(self, every: int, unit: str = "batch", merge: str = "mean") -> Synchronisation:
+    def averaged_every(
+        self, every: int, unit: Literal["batch", "epoch"] = "batch", merge: str = "mean"
+    ) -> Synchronisation:
         """The synchronisation by these policies, every `every` batches or epochs."""
         buffers = "+buffers" if self.buffers == "average" else ""
         optimizer = "+optimizer" if self.optimizer_state == "average" else ""
@@ -52,6 +55,15 @@ class Averaging(Strategy):
         left = ", partial interval left" if self.trailing == "leave" else ""
         averaged = f"parameters{buffers}{optimizer}"
         return Synchronisation(every, unit, averaged, self.optimizer_state, f"{merge}{by}{left}")
+
+    @property
+    def traits(self) -> Traits:
+        return Traits(local_steps=True, averages_buffers=self.buffers == "average")
+
+    def repeated(self, *stretches: Stretch, interval: str | None = None) -> Traits:
+        """Return the traits of replicas whose program consists of `stretches`; `interval`: the option of the last."""
+        averages = self.buffers == "average"
+        return Traits(stretches, local_steps=True, averages_buffers=averages, interval_option=interval)
 
     def averaged(self, worker: Worker) -> list[Tensor]:
         """The tensors that are averaged, the flat parameters first."""

@@ -7,13 +7,16 @@ No module of this package imports torch when it is loaded: options are checked i
 
 from __future__ import annotations
 
+import functools
+import inspect
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple, Protocol
 
 from scalebench.comm.base import Capability, Communicator, Server, ServerRule, SharedState
 from scalebench.registry import Choice
+from scalebench.strategies.traits import Traits
 from scalebench.system.clock import Clock
 
 if TYPE_CHECKING:
@@ -129,10 +132,20 @@ class Synchronisation:
     """Description of a strategy's synchronisation, for the records."""
 
     every: int = 1  # units between two synchronisations; 0: never
-    unit: str = "batch"  # batch | epoch | none
+    unit: Literal["batch", "epoch", "none"] = "batch"
     averaged: str = "parameters"  # and "+buffers", "+optimizer", or "worker 0's buffers" where these replace all
     optimizer_state: str = "keep"  # momentum and the like at a synchronisation
     merge: str = "mean"  # how replicas are combined
+
+    def columns(self) -> dict[str, Any]:
+        """Return the columns of a run's row."""
+        return {
+            "sync_every": self.every or None,
+            "sync_unit": self.unit,
+            "averaged_state": self.averaged,
+            "optimizer_state_policy": self.optimizer_state,
+            "merge_policy": self.merge,
+        }
 
 
 @dataclass(frozen=True)
@@ -157,7 +170,16 @@ class Strategy(Choice):
     requires: ClassVar[frozenset[Capability]] = frozenset({Capability.COLLECTIVES})  # empty: runs at one worker only
     engines: ClassVar[tuple[str, ...]] = ("mpi", "gloo", "horovod")  # native engines, the preferred first
     deterministic: ClassVar[bool] = True  # final weights do not depend on timing
-    split_is_measured: ClassVar[bool] = True  # native runs measure compute and communication separately
+
+    @classmethod
+    def __pydantic_init_subclass__(cls, **kwargs: Any) -> None:
+        """Take back what bases state of their program if `cls` changes it, and does not state it again."""
+        super().__pydantic_init_subclass__(**kwargs)
+        if _is_changed_since("traits", cls):
+            inherited: Any = cls.traits
+            cls.traits = property(lambda self: inherited.fget(self).of_changed_program())  # type: ignore[assignment]
+        if _is_changed_since("arithmetic", cls):
+            cls.arithmetic = Strategy.arithmetic  # type: ignore[method-assign]
 
     @property
     def needs(self) -> frozenset[Capability]:
@@ -167,6 +189,11 @@ class Strategy(Choice):
     @property
     def synchronisation(self) -> Synchronisation:
         return Synchronisation()
+
+    @property
+    def traits(self) -> Traits:
+        """What others may rely on. A subclass that changes the program states it again, or is recorded whole."""
+        return Traits()
 
     def check(self, setting: Setting) -> list[str]:
         """Return warnings about `setting`, before anything runs.
@@ -219,3 +246,23 @@ class Strategy(Choice):
         if worker.size > 1:
             worker.comm.allreduce_(vector, "mean")
         return vector
+
+
+_DESCRIPTIONS = {"arithmetic", "check", "consensus", "final_weights", "needs", "synchronisation", "traits", "warm_up"}
+
+
+def _is_changed_since(statement: str, cls: type[Strategy]) -> bool:
+    """Return True if a class defines a part of the program that is not among the bases of the one with `statement`."""
+    for each in cls.__mro__:
+        if statement in vars(each):
+            return False
+        if any(_is_of_program(name, value) for name, value in vars(each).items()):
+            return True
+    return False
+
+
+def _is_of_program(name: str, value: object) -> bool:
+    """Return True for a method or property that may do something in a training."""
+    if name in _DESCRIPTIONS or name.startswith("__"):
+        return False
+    return inspect.isroutine(value) or isinstance(value, property | functools.cached_property)

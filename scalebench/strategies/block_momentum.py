@@ -13,6 +13,7 @@ from pydantic import Field
 from scalebench.strategies.base import Setting, Synchronisation, Worker
 from scalebench.strategies.local_sgd import LocalSgd
 from scalebench.strategies.registry import register
+from scalebench.strategies.traits import Traits
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -25,6 +26,10 @@ class BlockMomentum(LocalSgd):
     """Local SGD that restarts from `outer`'s update of the weights at which the interval began."""
 
     combination: ClassVar[str]
+
+    @property
+    def traits(self) -> Traits:
+        return super().traits  # when is as in local_sgd
 
     @property
     def synchronisation(self) -> Synchronisation:
@@ -67,6 +72,10 @@ class SlowMo(BlockMomentum):
     summary: ClassVar[str] = "local SGD with a slow momentum over the averages"
     source: ClassVar[str] = "Wang et al., ICLR 2020, arXiv 1910.00643"
     combination: ClassVar[str] = "slow momentum"
+
+    @property
+    def traits(self) -> Traits:
+        return super().traits  # when is as in local_sgd
 
     def check(self, setting: Setting) -> list[str]:
         options = setting.training.optimizer.options
@@ -116,6 +125,10 @@ class Bmuf(BlockMomentum):
     source: ClassVar[str] = "Chen and Huo, ICASSP 2016"
     combination: ClassVar[str] = "block momentum"
 
+    @property
+    def traits(self) -> Traits:
+        return super().traits  # when is as in local_sgd
+
     def outer(self, worker: Worker, mean: Tensor, anchor: Tensor, momentum: Tensor) -> None:
         mu = 1.0 - 1.0 / worker.size if self.block_momentum is None else self.block_momentum
         momentum.mul_(mu).add_(mean - anchor, alpha=self.block_lr)
@@ -139,6 +152,10 @@ class DiLoCo(BlockMomentum):
     summary: ClassVar[str] = "local steps, then one Nesterov step over the average"
     source: ClassVar[str] = "Douillard et al., 2023, arXiv 2311.08105"
     combination: ClassVar[str] = "outer nesterov"
+
+    @property
+    def traits(self) -> Traits:
+        return super().traits  # when is as in local_sgd
 
     def check(self, setting: Setting) -> list[str]:
         inner = setting.training.optimizer.name

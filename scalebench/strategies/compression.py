@@ -9,11 +9,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from scalebench.errors import ModelError
 from scalebench.strategies.base import Strategy, Worker
+from scalebench.strategies.traits import Stretch, Traits
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -23,6 +25,19 @@ BELONGS_TO = {"keep": "topk", "rank": "powersgd", "start": "powersgd"}  # option
 WIRES = {"fp16": "float16", "bf16": "bfloat16"}
 MIN_RATE = 2  # a matrix is worth compressing if that makes it this much smaller (as torch's hook has it)
 _SEED = 209652396  # of PowerSGD's first Q: the first number that torch's hook draws (RandomState(0))
+
+
+def compressed(traits: Traits, compression: str, start: int) -> Traits:
+    """Return `traits` of averaged gradients that travel by `compression`; PowerSGD's begins after `start` steps.
+
+    A part of a gradient, or an approximation, is not the mean over the batch.
+    """
+    stretches = traits.stretches
+    if compression == "powersgd" and stretches is not None:
+        stretches = (Stretch(steps=start), *stretches)
+    exact = compression not in ("topk", "powersgd")
+    mean = traits.mean_over_global_batch and exact
+    return replace(traits, stretches=stretches, mean_over_global_batch=mean, wire=WIRES.get(compression))
 
 
 class Reducer:

@@ -5,6 +5,7 @@ When is in daso_schedule.py; what is exchanged is here.
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING, ClassVar, Literal
 
 from pydantic import Field
@@ -16,6 +17,7 @@ from scalebench.strategies.base import Batch, Setting, Synchronisation, Worker
 from scalebench.strategies.daso_schedule import BLOCKING, Calls, Plateau, Skips, SkipSchedule, calls_of
 from scalebench.strategies.registry import register
 from scalebench.strategies.replica_state import packed, unpack_
+from scalebench.strategies.traits import Stretch, Traits
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -91,6 +93,12 @@ class DasoFixed(Averaging):
         return True
 
     @property
+    def traits(self) -> Traits:
+        warm_up, cool_down = Stretch(epochs=self.warm_up_epochs), Stretch(epochs=self.cool_down_epochs)
+        cycle = Stretch(period=math.lcm(self.global_skip, self.local_skip), restarts=True)
+        return self.repeated(warm_up, cycle, cool_down, interval="global_skip")
+
+    @property
     def synchronisation(self) -> Synchronisation:
         return self.averaged_every(self.global_skip, merge="daso")
 
@@ -136,6 +144,10 @@ class DasoHeat(DasoFixed):
     max_global_skips: int = Field(8, ge=1, description="batches between sums when the cycle restarts")
     stability: float = Field(0.05, ge=0, lt=1, description="relative improvement of the loss that is none")
     patience: int = Field(2, ge=0, description="epochs without improvement before the one that changes the skips")
+
+    @property
+    def traits(self) -> Traits:
+        return super().traits  # while the loss falls
 
     name: ClassVar[str] = "daso-heat"
     summary: ClassVar[str] = "gradients averaged inside nodes, parameters between them in flight; heat's schedule"

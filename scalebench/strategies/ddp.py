@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from contextlib import nullcontext
+from dataclasses import replace
 from typing import Any, ClassVar, Literal
 
 from pydantic import Field, model_validator
@@ -13,12 +14,14 @@ from scalebench.strategies.base import Batch, Setting, Synchronisation, Worker
 from scalebench.strategies.compression import (
     WIRES,
     PowerSgd,
+    compressed,
     options_have_an_effect,
     powersgd_elements,
     require_matrices,
 )
 from scalebench.strategies.registry import register
 from scalebench.strategies.replica_state import broadcast_bytes_
+from scalebench.strategies.traits import Traits
 
 _MIB = 1 << 20
 _TORCHS_CAP = 25.0  # MiB
@@ -91,6 +94,10 @@ class VirtualDdp(GradientAveraging):
             require_matrices(setting.shapes, self.rank)
         return []
 
+    @property
+    def traits(self) -> Traits:
+        return replace(compressed(super().traits, self.compression, self.start), sends_buffers=True)
+
     def arithmetic(self, workers: int) -> str | None:
         plain = self.accumulate == 1 and (self.compression == "none" or workers == 1)
         return mean_of_gradients(workers) if plain else None
@@ -104,7 +111,10 @@ class Ddp(VirtualDdp):
     """
 
     requires: ClassVar[frozenset[Capability]] = frozenset({Capability.PROCESS_GROUP})
-    split_is_measured: ClassVar[bool] = False
+
+    @property
+    def traits(self) -> Traits:
+        return replace(super().traits, split_is_measured=False)
 
     def setup(self, worker: Worker) -> None:
         from torch.nn.parallel import DistributedDataParallel

@@ -11,6 +11,7 @@ from scalebench.strategies.base import Setting, Worker
 from scalebench.strategies.epoch_async import EpochAsync
 from scalebench.strategies.epoch_average import EpochAverage
 from scalebench.strategies.registry import register
+from scalebench.strategies.traits import Traits
 
 
 @register()
@@ -30,6 +31,10 @@ class DislibCompat(EpochAverage):
     buffers: Literal["keep"] = Field("keep", description="what becomes of the model's buffers: dislib knows none")
     weighting: Literal["uniform"] = Field("uniform", description="weight of a worker in the mean")
     trailing: Literal["synchronise"] = Field("synchronise", description="the last epoch ends with an average")
+
+    @property
+    def traits(self) -> Traits:
+        return super().traits  # when is as in epoch_average
 
     name: ClassVar[str] = "dislib-compat"
     summary: ClassVar[str] = "epoch_average exactly as dislib does it: a new optimizer per block, tail samples dropped"
@@ -59,6 +64,10 @@ class DislibCompatAsync(EpochAsync):
     buffers: Literal["keep"] = Field("keep", description="what becomes of the model's buffers: dislib knows none")
     weighting: Literal["uniform"] = Field("uniform", description="weight of a worker in the mean")
     trailing: Literal["leave"] = Field("leave", description="a partial interval at the end is not merged")
+
+    @property
+    def traits(self) -> Traits:
+        return super().traits  # when is as in epoch_async
 
     name: ClassVar[str] = "dislib-compat-async"
     summary: ClassVar[str] = "epoch_async exactly as dislib does it: a new optimizer per block, tail samples dropped"

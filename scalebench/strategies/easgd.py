@@ -10,6 +10,7 @@ from scalebench.strategies.averaging import Averaging, too_few_steps
 from scalebench.strategies.base import Setting, Synchronisation, Worker
 from scalebench.strategies.registry import register
 from scalebench.strategies.replica_state import average_
+from scalebench.strategies.traits import Stretch, Traits
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -71,6 +72,10 @@ class Easgd(Averaging):
 
     def in_agreement(self, worker: Worker, epoch: int) -> bool:
         return worker.is_last(epoch)
+
+    @property
+    def traits(self) -> Traits:
+        return self.repeated(Stretch(period=self.steps), interval="steps")
 
     @property
     def synchronisation(self) -> Synchronisation:

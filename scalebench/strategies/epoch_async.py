@@ -14,6 +14,7 @@ from scalebench.strategies.averaging import Averaging, PerBlock, too_few_epochs
 from scalebench.strategies.base import Setting, Synchronisation, Worker
 from scalebench.strategies.registry import register
 from scalebench.strategies.replica_state import average_, packed, unpack_
+from scalebench.strategies.traits import Stretch, Traits
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -98,6 +99,11 @@ class EpochAsync(Averaging):
         counted = [1] * len(merges) if self.weighting == "uniform" else samples
         shares = [self.share_of(worker, counted) for worker in range(len(merges))]
         return final_weights(merge_order(merges), len(merges), epochs, self.every, shares, counted)
+
+    @property
+    def traits(self) -> Traits:
+        stated = self.repeated(Stretch(period=self.every, unit="epoch"), interval="every")
+        return replace(stated, final_weights=self.final_weights)
 
     @property
     def synchronisation(self) -> Synchronisation:

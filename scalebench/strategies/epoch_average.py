@@ -10,6 +10,7 @@ from scalebench.strategies.averaging import Averaging, PerBlock, too_few_epochs
 from scalebench.strategies.base import Setting, Synchronisation, Worker
 from scalebench.strategies.registry import register
 from scalebench.strategies.replica_state import average_at_master_
+from scalebench.strategies.traits import Stretch, Traits
 
 
 @register()
@@ -51,6 +52,10 @@ class EpochAverage(Averaging):
 
     def in_agreement(self, worker: Worker, epoch: int) -> bool:
         return worker.size == 1 or self.ends_interval(worker, epoch)
+
+    @property
+    def traits(self) -> Traits:
+        return self.repeated(Stretch(period=self.every, unit="epoch"), interval="every")
 
     @property
     def synchronisation(self) -> Synchronisation:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Collection
+from dataclasses import replace
 from typing import ClassVar, Literal
 
 from pydantic import Field
@@ -13,6 +14,7 @@ from scalebench.strategies.averaging import Averaging, too_few_epochs
 from scalebench.strategies.base import Batch, Setting, Synchronisation, Worker
 from scalebench.strategies.registry import register
 from scalebench.strategies.replica_state import average_
+from scalebench.strategies.traits import Stretch, Traits
 
 
 @register()
@@ -72,6 +74,10 @@ class FedAvg(Averaging):
         return (epoch + 1) % self.local_epochs == 0 or self.ends_training(worker, epoch)
 
     @property
+    def traits(self) -> Traits:
+        return replace(self.repeated(Stretch(period=self.local_epochs, unit="epoch")), fraction=self.fraction)
+
+    @property
     def synchronisation(self) -> Synchronisation:
         return self.averaged_every(self.local_epochs, "epoch", merge="mean of a sample")
 
@@ -101,6 +107,11 @@ class FedProx(FedAvg):
 
     name: ClassVar[str] = "fedprox"
     summary: ClassVar[str] = "fedavg with a proximal term that holds clients near the common model"
+
+    @property
+    def traits(self) -> Traits:
+        return super().traits  # when is as in fedavg
+
     source: ClassVar[str] = "Li et al., MLSys 2020, arXiv 1812.06127"
 
     def step(self, worker: Worker, batch: Batch) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any, ClassVar, Literal
 
 from pydantic import Field
@@ -10,7 +11,9 @@ from scalebench.comm.base import Capability, Overlap
 from scalebench.errors import StudyError
 from scalebench.strategies.allreduce import GradientAveraging, mean_of_gradients
 from scalebench.strategies.base import Setting, Worker
+from scalebench.strategies.compression import compressed
 from scalebench.strategies.registry import register
+from scalebench.strategies.traits import Traits
 
 _MIB = 1 << 20
 
@@ -45,6 +48,10 @@ class VirtualHorovod(GradientAveraging):
         fusion = max(1, int(self.fusion_threshold_mib * _MIB))
         wire = "float16" if self.compression == "fp16" else None
         return Overlap("horovod", fusion, fusion, self.cycle_time_ms / 1e3, wire)
+
+    @property
+    def traits(self) -> Traits:
+        return compressed(super().traits, self.compression, start=0)
 
     def check(self, setting: Setting) -> list[str]:
         if setting.training.dtype == "bfloat16":
@@ -87,12 +94,10 @@ class Horovod(VirtualHorovod):
         with optimizer.skip_synchronize():
             worker.update()
 
-    def environment(self) -> dict[str, str]:
-        """Environment variables that Horovod reads when it is initialised."""
-        return {
-            "HOROVOD_FUSION_THRESHOLD": str(int(self.fusion_threshold_mib * _MIB)),
-            "HOROVOD_CYCLE_TIME": str(self.cycle_time_ms),
-        }
+    @property
+    def traits(self) -> Traits:
+        threshold, cycle = str(int(self.fusion_threshold_mib * _MIB)), str(self.cycle_time_ms)
+        return replace(super().traits, environment={"HOROVOD_FUSION_THRESHOLD": threshold, "HOROVOD_CYCLE_TIME": cycle})
 
 
 def take_back_gradients(worker: Worker) -> None:

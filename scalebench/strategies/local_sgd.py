@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable
 from typing import ClassVar
 
@@ -13,6 +14,7 @@ from scalebench.strategies.averaging import Averaging, too_few_steps
 from scalebench.strategies.base import Setting, Synchronisation, Worker
 from scalebench.strategies.registry import register
 from scalebench.strategies.replica_state import floating_buffers
+from scalebench.strategies.traits import Stretch, Traits
 
 
 @register()
@@ -52,6 +54,10 @@ class LocalSgd(Averaging):
 
     def in_agreement(self, worker: Worker, epoch: int) -> bool:
         return worker.size == 1 or self.ends_training(worker, epoch) or self.due(worker.state.taken)
+
+    @property
+    def traits(self) -> Traits:
+        return self.repeated(*until(self.first), Stretch(period=self.steps), interval="steps")
 
     @property
     def synchronisation(self) -> Synchronisation:
@@ -107,6 +113,11 @@ class PostLocalSgd(Averaging):
         if worker.state.taken > self.start:
             return worker.size == 1 or self.ends_training(worker, epoch) or self.due(worker.state.taken)
         return worker.size == 1 or self.buffers == "keep" or not floating_buffers(worker)
+
+    @property
+    def traits(self) -> Traits:
+        alone = self.start + (self.first or 0)
+        return self.repeated(*until(alone), Stretch(period=self.steps), interval="steps")
 
     @property
     def synchronisation(self) -> Synchronisation:
@@ -177,6 +188,10 @@ class HierarchicalLocalSgd(Averaging):
         return self.ends_training(worker, epoch) or self.group_after(worker.state.taken) >= worker.size
 
     @property
+    def traits(self) -> Traits:
+        return self.repeated(*until(self.first), Stretch(period=math.lcm(*self.groups.values())))
+
+    @property
     def synchronisation(self) -> Synchronisation:
         return self.averaged_every(min(self.groups.values()))
 
@@ -194,6 +209,11 @@ def ends_interval(taken: int, steps: int, first: int | None) -> bool:
     """Return True after `first` (default: `steps`) steps, and after every `steps` further ones."""
     first = first or steps
     return taken >= first and (taken - first) % steps == 0
+
+
+def until(steps: int | None) -> tuple[Stretch, ...]:
+    """Return the stretch of the first `steps` of a training, if there are any."""
+    return (Stretch(steps=steps),) if steps else ()
 
 
 def require_divisors(name: str, option: str, sizes: Iterable[int], workers: int) -> None:

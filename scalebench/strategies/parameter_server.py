@@ -23,6 +23,7 @@ from scalebench.strategies.base import Batch, Setting, Strategy, Synchronisation
 from scalebench.strategies.registry import register
 from scalebench.strategies.server_rules import Gate
 from scalebench.strategies.server_weights import PUSH_NUMBERS, ParameterServer, pack, request
+from scalebench.strategies.traits import Stretch, Traits
 from scalebench.study.spec import BY_LAYER
 
 
@@ -39,10 +40,6 @@ class ParameterServerStrategy(Strategy):
     deterministic: ClassVar[bool] = False
     misses_rounds: ClassVar[bool] = False  # a worker that is behind skips the batches of rounds that are over
 
-    def servers(self, workers: int) -> int:
-        """Number of servers over which the weights are spread; each is a rank natively."""
-        return min(self.shards, workers)
-
     def gate(self, workers: int, total: int) -> Gate:
         """The rule that releases workers, for `workers` that push `total` times each."""
         raise NotImplementedError
@@ -57,7 +54,7 @@ class ParameterServerStrategy(Strategy):
             worker.parameters,
             worker.optimizer,
             ends[1:],
-            shards=self.servers(worker.size),
+            shards=self.traits.server_ranks(worker.size),
             **self._application(worker.size),
         )
         state.server = worker.server(rule)
@@ -109,6 +106,15 @@ class ParameterServerStrategy(Strategy):
             merge = "each push at once" + (", scale sum" if self.scale == "sum" else "")
         return Synchronisation(optimizer_state="on the server", merge=merge)
 
+    @property
+    def traits(self) -> Traits:
+        return Traits(servers=1, shards=self.shards)
+
+    def served(self, in_rounds: bool) -> Traits:
+        """Return the traits of workers that push in every step to servers that answer `in_rounds`, or at once."""
+        mean = in_rounds and self.scale == "mean"
+        return Traits((Stretch(),), mean_over_global_batch=mean, servers=1, shards=self.shards, in_rounds=in_rounds)
+
     def check(self, setting: Setting) -> list[str]:
         optimizer = setting.training.optimizer.name
         if optimizer in BY_LAYER:
@@ -130,6 +136,10 @@ class Bsp(ParameterServerStrategy):
     summary: ClassVar[str] = "parameter server with a barrier each step"
     source: ClassVar[str] = "Valiant, 1990; Li et al., OSDI 2014"
     deterministic: ClassVar[bool] = True
+
+    @property
+    def traits(self) -> Traits:
+        return self.served(in_rounds=True)
 
     def gate(self, workers: int, total: int) -> Gate:
         return server_rules.Lockstep(workers, total)
@@ -154,6 +164,10 @@ class BspBackup(ParameterServerStrategy):
     @property
     def synchronisation(self) -> Synchronisation:
         return replace(super().synchronisation, merge=f"{self.scale} of the first K - b of the round")
+
+    @property
+    def traits(self) -> Traits:
+        return replace(self.served(in_rounds=True), mean_over_global_batch=False)
 
     def gate(self, workers: int, total: int) -> Gate:
         return server_rules.Lockstep(workers, total, self.backup)
@@ -186,6 +200,10 @@ class Asp(ParameterServerStrategy):
     def _application(self, workers: int) -> dict[str, Any]:
         return {**super()._application(workers), "slow_stale": self.staleness_lr}
 
+    @property
+    def traits(self) -> Traits:
+        return self.served(in_rounds=False)
+
     def gate(self, workers: int, total: int) -> Gate:
         return Gate(workers, total)
 
@@ -203,6 +221,10 @@ class Ssp(ParameterServerStrategy):
     name: ClassVar[str] = "ssp"
     summary: ClassVar[str] = "parameter server that bounds the lead over the slowest worker"
     source: ClassVar[str] = "Ho et al., NeurIPS 2013"
+
+    @property
+    def traits(self) -> Traits:
+        return self.served(in_rounds=self.staleness == 0)
 
     def gate(self, workers: int, total: int) -> Gate:
         return server_rules.Bounded(workers, total, self.staleness)
@@ -237,6 +259,10 @@ class Dssp(ParameterServerStrategy):
             raise ValueError(f"expected at least lower ({info.data['lower']}), got {upper}")
         return upper
 
+    @property
+    def traits(self) -> Traits:
+        return self.served(in_rounds=self.upper == 0)
+
     def gate(self, workers: int, total: int) -> Gate:
         return server_rules.Dynamic(workers, total, self.lower, self.upper, self.bound)
 
@@ -253,6 +279,11 @@ class ElasticBsp(ParameterServerStrategy):
     name: ClassVar[str] = "elastic_bsp"
     summary: ClassVar[str] = "parameter server with barriers where the workers arrive together anyway"
     source: ClassVar[str] = "Zhao et al., ICDM 2019 (reconstruction)"
+
+    @property
+    def traits(self) -> Traits:
+        # Equal workers meet at every barrier, but their pushes are applied one by one.
+        return replace(self.served(in_rounds=True), mean_over_global_batch=False)
 
     def gate(self, workers: int, total: int) -> Gate:
         return server_rules.Elastic(workers, total, self.lookahead)

@@ -7,6 +7,7 @@ from typing import ClassVar
 from scalebench.comm.base import Capability
 from scalebench.strategies.base import Strategy, Synchronisation, Worker
 from scalebench.strategies.registry import register
+from scalebench.strategies.traits import Stretch, Traits
 
 
 @register()
@@ -22,6 +23,10 @@ class Serial(Strategy):
     def train_epoch(self, worker: Worker, epoch: int) -> None:
         for batch in worker.batches(epoch):
             worker.local_step(batch)
+
+    @property
+    def traits(self) -> Traits:
+        return Traits(stretches=(Stretch(unit="epoch"),), mean_over_global_batch=True)
 
     @property
     def synchronisation(self) -> Synchronisation:

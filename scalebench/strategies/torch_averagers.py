@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import warnings
 from collections import OrderedDict
+from dataclasses import replace
 from typing import ClassVar
 
 from pydantic import Field, PositiveInt
@@ -19,6 +20,7 @@ from scalebench.errors import StudyError
 from scalebench.strategies.base import Batch, Setting, Strategy, Synchronisation, Worker
 from scalebench.strategies.local_sgd import HierarchicalLocalSgd, LocalSgd, PostLocalSgd, require_divisors
 from scalebench.strategies.registry import register
+from scalebench.strategies.traits import Traits
 
 Rule = LocalSgd | PostLocalSgd | HierarchicalLocalSgd
 _VIRTUAL = frozenset({Capability.COLLECTIVES, Capability.SPLIT})
@@ -98,6 +100,10 @@ class VirtualTorchLocalSgd(TorchAverager):
     def rule(self) -> Rule:
         return LocalSgd(steps=self.period, first=self.warmup + 1, buffers="keep", trailing="leave")
 
+    @property
+    def traits(self) -> Traits:
+        return replace(self.rule.traits, interval_option="period")
+
 
 @register()
 class TorchLocalSgd(RealAverager, VirtualTorchLocalSgd):
@@ -131,6 +137,10 @@ class VirtualTorchHierarchical(TorchAverager):
     @property
     def rule(self) -> HierarchicalLocalSgd:
         return HierarchicalLocalSgd(groups=self.groups, first=1, buffers="keep", trailing="leave")
+
+    @property
+    def traits(self) -> Traits:
+        return self.rule.traits
 
     def check(self, setting: Setting) -> list[str]:
         if max(self.groups) < setting.workers:
@@ -182,6 +192,10 @@ class VirtualTorchPostLocalSgd(TorchAverager):
         policies = {"subgroup": self.subgroup, "buffers": "keep", "trailing": "leave"}
         return PostLocalSgd(start=self.start, steps=self.period, first=1, **policies)
 
+    @property
+    def traits(self) -> Traits:
+        return replace(self.rule.traits, interval_option="period")
+
     def check(self, setting: Setting) -> list[str]:
         require_divisors(self.name, "subgroup", [self.subgroup or setting.workers_per_node], setting.workers)
         return super().check(setting)
@@ -192,7 +206,10 @@ class TorchPostLocalSgd(RealAverager, VirtualTorchPostLocalSgd):
     """The real PostLocalSGDOptimizer. Gradients travel inside backward: compute and communication are not separate."""
 
     requires: ClassVar[frozenset[Capability]] = _NATIVE
-    split_is_measured: ClassVar[bool] = False
+
+    @property
+    def traits(self) -> Traits:
+        return replace(super().traits, split_is_measured=False)
 
     def setup(self, worker: Worker) -> None:
         import torch.distributed as dist

@@ -61,7 +61,7 @@ def simulate_alike(runs: Sequence[Run], dataset: Dataset, machine: Machine) -> I
         if run.execution == "modelled":
             yield run, _timed_without_jitter(run, model_time(run, dataset, machine), dataset, machine), {}
             continue
-        sends_buffers = "worker 0's buffers" in _virtual(run).synchronisation.averaged
+        sends_buffers = _virtual(run).traits.sends_buffers
         if len(runs) > 1 and run.workers > 1 and sends_buffers and _has_buffers(run, dataset):
             outcome, weights = simulate(run, dataset, machine)
             yield run, _timed_without_jitter(run, outcome, dataset, machine), weights

@@ -1,0 +1,67 @@
+"""What a strategy states about itself, as values that others may rely on.
+
+What is not stated is found out by recording the whole program: right, but slowly.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Literal
+
+# From the places of each worker's merges among all, the epochs, and the sizes of the shards.
+FinalWeights = Callable[[Sequence[Iterable[int]], int, Sequence[int]], list[float]]
+
+
+@dataclass(frozen=True)
+class Stretch:
+    """A part of a training in which a program repeats after every `period` batches, or epochs.
+
+    It lasts `epochs`, or `steps` batches at the beginning of a training; without either, as long as other stretches
+    leave. Batches are counted through the whole training, or anew in each epoch (`restarts`); a partial interval at
+    the end of either may then be treated in its own way. In a stretch of whole epochs (`unit` "epoch") all batches of
+    an epoch are alike, and nothing is exchanged between them.
+    """
+
+    epochs: int | None = None
+    period: int = 1
+    unit: Literal["batch", "epoch"] = "batch"
+    steps: int | None = None
+    restarts: bool = False
+
+
+@dataclass(frozen=True)
+class Traits:
+    """Facts about a strategy with its options. Defaults mean "not stated", and are safe to assume.
+
+    `stretches` follow one another, at most one of which has no length. The excerpt of a training that they allow is
+    recorded for the first worker, and where groups differ for those of its node.
+    """
+
+    stretches: tuple[Stretch, ...] | None = None  # None: the program is recorded whole, for every worker
+    fraction: float = 1.0  # of the workers that train in a round; below 1, who does is drawn
+    mean_over_global_batch: bool = False  # each step takes the mean gradient over the batches of all workers
+    local_steps: bool = False  # a worker's optimizer steps are by its own batches alone
+    averages_buffers: bool = False  # floating-point buffers are averaged with the weights
+    sends_buffers: bool = False  # worker 0's buffers replace those of the others
+    servers: int = 0  # 1: a parameter server answers the workers
+    shards: int = 1  # ranks over which the server's weights are spread, at most one a worker
+    in_rounds: bool | None = None  # the server answers when the pushes of all have come, or at once
+    interval_option: str | None = None  # the option that is the interval between synchronisations
+    wire: str | None = None  # dtype that travels in place of the study's
+    environment: Mapping[str, str] = field(default_factory=dict)  # variables that the engine reads at its start
+    split_is_measured: bool = True  # native runs measure compute and communication separately
+    final_weights: FinalWeights | None = None  # of each worker's training in the final model
+
+    def __post_init__(self) -> None:
+        open_ended = [each for each in self.stretches or () if each.epochs is None and each.steps is None]
+        if len(open_ended) > 1:
+            raise ValueError("stretches: at most one may be without epochs and steps, for it takes what others leave")
+
+    def of_changed_program(self) -> Traits:
+        """Return these traits without those that follow from the order of a program's operations."""
+        return replace(self, stretches=None, fraction=1.0, mean_over_global_batch=False, in_rounds=None)
+
+    def server_ranks(self, workers: int) -> int:
+        """Return the ranks of the parameter server for `workers`; 0 without one."""
+        return min(self.shards, workers) if self.servers else 0
