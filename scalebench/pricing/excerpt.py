@@ -2,9 +2,9 @@
 
 A strategy states the stretches in which its program repeats. The time of an epoch is linear in its whole periods of
 steps, and epochs repeat with the period of epochs. So two lengths of an epoch and the first, a middle and the last
-period of epochs give the time of the stretch without a length; the epochs of all others are recorded one by one.
-Partial periods count in proportion, and every batch has the mean number of samples. Without stretches there is no
-excerpt: every step of every epoch is recorded.
+period of epochs give the time of the stretch without a length; the epochs of all others are recorded one by one. The
+steps that a partial period leaves over are recorded too. Every batch has the mean number of samples. Without stretches
+there is no excerpt: every step of every epoch is recorded.
 """
 
 from __future__ import annotations
@@ -30,12 +30,19 @@ class EvenPlan:
     steps_per_epoch: int
     batch_size: int = 1
     lead: int = 0  # further steps of the first epoch
+    tail: int = 0  # and of the last one
+    epochs: int = 0
 
     def shard_sizes(self, epoch: int) -> Ints:
         return np.broadcast_to(np.int64(self.steps(epoch) * self.batch_size), self.workers)
 
     def steps(self, epoch: int) -> int:
-        return self.steps_per_epoch + (self.lead if epoch == 0 else 0)
+        steps = self.steps_per_epoch
+        if epoch == 0:
+            steps += self.lead
+        if epoch == self.epochs - 1:
+            steps += self.tail
+        return steps
 
     def bounds(self, epoch: int, worker: int) -> Ints:
         return np.arange(self.steps(epoch) + 1) * self.batch_size
@@ -49,18 +56,24 @@ class Excerpt:
     """Recorded epochs, of one length in `steps` or of two, from which longer epochs are extrapolated.
 
     Each stands for so many as `counts` says, the last of which is that of what follows the last epoch. The first epoch
-    has `lead` further steps. `joined`: a step stands for an epoch's. `whole`: it is no excerpt, but all there is.
+    has `lead` further steps, the last one `tail`. `joined`: a step stands for an epoch's.
+    `whole`: every step of every epoch.
     """
 
     steps: tuple[int, ...]
     counts: tuple[int, ...]
     joined: bool = False
     lead: int = 0
+    tail: int = 0
     whole: bool = False
 
     @property
     def epochs(self) -> int:
         return len(self.counts) - 1
+
+    def plans(self, workers: int, batch_size: int = 1) -> list[EvenPlan]:
+        """Return the batches of the recorded epochs at each length."""
+        return [EvenPlan(workers, length, batch_size, self.lead, self.tail, self.epochs) for length in self.steps]
 
     def extrapolated(self, marks: list[Floats], steps: Floats) -> Floats:
         """Return the ledgers of the whole training, (columns, M), with epochs of `steps` (M,).
@@ -72,6 +85,7 @@ class Excerpt:
         if len(self.steps) == 2:
             recorded = np.full((len(parts), 1, 1), float(self.steps[0]))
             recorded[0] += self.lead
+            recorded[self.epochs - 1] += self.tail
             parts = parts + (durations[1] - parts) / (self.steps[1] - self.steps[0]) * (steps - recorded)
         total: Floats = np.tensordot(self.counts, parts, axes=1)
         return total
@@ -84,14 +98,21 @@ def excerpt_of(stretches: tuple[Stretch, ...] | None, epochs: int, steps: int) -
     every = math.lcm(*(each.period for each in stretches if each.unit == "epoch"))
     if all(each.unit == "epoch" for each in stretches):
         return Excerpt((1,), _counts(stretches, 0, epochs, every), joined=True)
-    period = math.lcm(*(each.period for each in stretches if each.unit == "batch"))
     first = sum(each.steps or 0 for each in stretches)
+    by_batches = [each for each in stretches if each.unit == "batch" and each.steps is None]
+    period = math.lcm(*(each.period for each in by_batches))
     lead = period * max(0, math.ceil(first / period) - 1)
-    if steps > 2 * period + lead:
-        return Excerpt((period, 2 * period), _counts(stretches, 0, epochs, every), lead=lead)
-    # Until steps and periods meet again at the end of an epoch.
-    every *= period // math.gcd(period, steps)
-    return Excerpt((steps,), _counts(stretches, math.ceil(first / steps), epochs, every))
+    counts_on = any(each.period > 1 and not each.restarts for each in by_batches)
+    until_aligned = every * period // math.gcd(period, steps) if counts_on else every  # with the beginning of an epoch
+    rest, tail = steps % period, 0
+    if counts_on and all(each.epochs is None for each in stretches):
+        rest, tail = 0, epochs * steps % period  # period follows period, and the last one may be partial
+    else:
+        every = until_aligned
+    lengths = (period + rest, 2 * period + rest)
+    if steps > lengths[-1] + lead + tail:
+        return Excerpt(lengths, _counts(stretches, 0, epochs, every), lead=lead, tail=tail)
+    return Excerpt((steps,), _counts(stretches, math.ceil(first / steps), epochs, until_aligned))
 
 
 def _counts(stretches: tuple[Stretch, ...], first: int, epochs: int, every: int) -> tuple[int, ...]:

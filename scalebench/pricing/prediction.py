@@ -200,7 +200,7 @@ class Predictor:
         strategy = self.strategy(component)
         traits = strategy.traits
         excerpt = excerpt_of(traits.stretches, self.workload.epochs, steps)
-        key = (str(component), workers, excerpt.steps, excerpt.counts)
+        key = (str(component), workers, excerpt)
         if key not in self._programs:
             per_node = self.platform.cluster.node.workers_per_node
             training = self._run(component, 1, 1)
@@ -218,23 +218,37 @@ class Predictor:
                     )
                 serving = Serving(traits.server_ranks(workers), traits.in_rounds)
             everyone = RankGroups.of_all(workers)
-            plans = [EvenPlan(workers, length, lead=excerpt.lead) for length in excerpt.steps]
-            schedules = [self._schedules(run, strategy, plan, everyone, excerpt.whole) for plan in plans]
+            *shorter, longest = excerpt.plans(workers)
+            last = self._schedules(run, strategy, longest, everyone, whole=excerpt.whole)
+            # The shorter one may have no group yet: as many workers are recorded as of the longer one.
+            schedules = [self._schedules(run, strategy, plan, everyone, len(last)) for plan in shorter]
+            schedules.append(last)
             programs = [programs_of(each) for each in schedules]
-            count = len(schedules[0])
-            self._programs[key] = Recorded(excerpt, programs, workers, count, serving, schedules[0][0])
+            self._programs[key] = Recorded(excerpt, programs, workers, len(last), serving, schedules[0][0])
         return self._programs[key]
 
     def _schedules(
-        self, run: Run, strategy: Strategy, plan: EvenPlan, everyone: RankGroups, whole: bool
+        self,
+        run: Run,
+        strategy: Strategy,
+        plan: EvenPlan,
+        everyone: RankGroups,
+        workers: int | None = None,
+        *,
+        whole: bool = False,
     ) -> list[Schedule]:
-        """Record worker 0, and the others of its node where they may do something else; of a whole program all."""
+        """Record worker 0, and the others of its node where they may do something else; of a whole program all.
+
+        `workers` are so many where that is known.
+        """
         per_node = self.platform.cluster.node.workers_per_node
         if whole:
             _require_few_steps(strategy, sum(map(plan.steps, range(run.epochs))))
         each = record_each(run, strategy, cast(BatchPlan, plan), self._model, per_node, everyone)
         first, count = next(each), 1
-        if whole:
+        if workers is not None:
+            count = workers
+        elif whole:
             count = run.workers if first.reads_rank else 1
             _require_few_steps(strategy, count * sum(map(plan.steps, range(run.epochs))))
         elif strategy.traits.fraction < 1:
