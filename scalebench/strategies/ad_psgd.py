@@ -12,7 +12,7 @@ from scalebench.errors import StudyError
 from scalebench.strategies.averaging import Averaging, too_few_steps
 from scalebench.strategies.base import Setting, Synchronisation, Worker
 from scalebench.strategies.registry import register
-from scalebench.strategies.replica_state import packed, unpack_
+from scalebench.strategies.replica_state import packed, unpack_, update_at
 from scalebench.strategies.traits import Stretch, Traits
 from scalebench.system.clock import Task
 
@@ -25,7 +25,8 @@ class AdPsgd(Averaging):
     """Every worker hosts its model x_i, into which others merge. In a step, with g_i the gradient at the x_i last read,
 
         x_i, x_j <- (x_i + x_j) / 2       a random neighbour j, exclusive access to both, taken in order of rank
-        x_i <- x_i - eta g_i              exclusive access to x_i, by whatever optimizer the study has; read again
+        x_i <- x_i - eta g_i              exclusive access to x_i, by whatever optimizer the study has, weight decay
+                                          of the x_i last read; read again
 
     Lian et al., ICML 2018, arXiv 1710.06952, algorithm 1. j takes no part: it finds its model changed when it updates.
     A worker waits only for an access under way, whereas partners in `gossip` with `peers: pair` meet and wait for each
@@ -85,10 +86,13 @@ class AdPsgd(Averaging):
             worker.clock.did(Task.COMM)
             since = model.merges - state.accesses
             if since:
+                as_read = worker.parameters.clone()
                 if len(tensors) > 1:
                     x.add_(packed(tensors) - state.read)  # the statistics of the forward pass; weights are as read
                 unpack_(x, tensors)
-            worker.update()
+                update_at(worker, as_read)
+            else:
+                worker.update()
             worker.clock.work(self._write, worker, x)
             if len(tensors) > 1:
                 state.read = x.clone()

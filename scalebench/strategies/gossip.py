@@ -12,7 +12,7 @@ from scalebench.errors import StudyError
 from scalebench.strategies.averaging import Averaging, too_few_steps
 from scalebench.strategies.base import Setting, Synchronisation, Worker
 from scalebench.strategies.registry import register
-from scalebench.strategies.replica_state import packed, unpack_
+from scalebench.strategies.replica_state import packed, unpack_, update_at
 from scalebench.strategies.traits import Stretch, Traits
 
 if TYPE_CHECKING:
@@ -21,7 +21,8 @@ if TYPE_CHECKING:
 
 @register()
 class Gossip(Averaging):
-    """w_i <- sum_j W_ij w_j - eta g_i,  g_i: the gradient at w_i before mixing (by whatever optimizer the study has).
+    """w_i <- sum_j W_ij w_j - eta g_i,  g_i: the gradient at w_i before mixing (by whatever optimizer the study has,
+    whose weight decay is of w_i before mixing too).
 
         ring:  W = 1/3 for a worker and its two neighbours (1/2 where there are two workers)
         pair:  W = 1/2 for a worker and a partner drawn anew; with an odd number one worker sits out
@@ -51,8 +52,11 @@ class Gossip(Averaging):
             worker.gradient(batch)
             worker.state.taken += 1
             if worker.state.taken % self.every == 0:
+                own = worker.parameters.clone()
                 self._mix(worker)
-            worker.update()
+                update_at(worker, own)
+            else:
+                worker.update()
         if self.ends_training(worker, epoch):
             self.average(worker)
 

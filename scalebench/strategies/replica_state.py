@@ -19,6 +19,17 @@ if TYPE_CHECKING:
 LARGE = 1 << 20  # bytes
 
 
+def update_at(worker: Worker, weights: Tensor) -> None:
+    """Add the optimizer's step at `weights`, where the gradient was computed, to the present weights.
+
+    Weight decay, a part of that step, is then of `weights` too, as in the gradient of a loss with a penalty.
+    """
+    present = worker.parameters.clone()
+    worker.parameters.copy_(weights)
+    worker.update()
+    worker.parameters.sub_(weights).add_(present)
+
+
 def joined(tensors: Sequence[Tensor]) -> list[Tensor]:
     """The same memory in as few tensors as possible: adjacent ones in a storage become one flat view.
 

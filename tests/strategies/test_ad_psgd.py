@@ -118,6 +118,21 @@ def test_two_workers_do_what_numpy_does(course, slowdown, staleness, replicas, m
     assert outcome.workers[1].epochs[0].max_staleness == max(int(value) for value in staleness[1])
 
 
+def test_weights_decay_as_they_were_read(replicas, make_run, blobs):
+    """A step, decay included, is that at the model last read, where its gradient was computed."""
+    decay, values = 0.3, {**LINEAR, "optimizer": {"sgd": {"momentum": MOMENTUM, "weight_decay": 0.3}}}
+    virtual = {**QUIET, "slowdown": {1: 20.0}}
+    _, made = replicas({"ad_psgd": {"trailing": "leave"}}, 2, **values, virtual=virtual)
+
+    class Decaying(Regressions):
+        def gradient(self, rank, step, at):
+            return super().gradient(rank, step, at) + decay * at
+
+    expected = Decaying(make_run("ad_psgd", 2, **values), blobs, made[0].initial.numpy())
+    slow_second(expected, 6)
+    np.testing.assert_allclose(weights_of(made), np.stack(expected.x), rtol=0, atol=1e-12)
+
+
 @given(
     workers=st.integers(2, 5),
     neighbours=st.sampled_from(["any", "ring"]),

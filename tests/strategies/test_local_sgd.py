@@ -255,6 +255,22 @@ def test_gossip_on_a_ring_mixes_by_thirds(trained, arrays, every):
     np.testing.assert_allclose(weights["final"].numpy(), replicas.w.mean(0), **EXACT)
 
 
+@pytest.mark.parametrize("name", ["sgd", "adamw"])
+def test_gossip_decays_weights_as_they_were_before_mixing(trained, arrays, name):
+    """The step of D-PSGD, decay included, is that at w_i, where the gradient was computed (Lian et al., 2017)."""
+    decay = 0.3 if name == "sgd" else 0.01
+    optimizer = {"sgd": {"momentum": 0.9, "weight_decay": decay}} if name == "sgd" else "adamw"
+    _, weights, _ = trained({"gossip": {"every": 2}}, optimizer=optimizer)
+    mixing = (np.eye(WORKERS) + np.roll(np.eye(WORKERS), 1, 0) + np.roll(np.eye(WORKERS), -1, 0)) / 3
+    replicas = Replicas(arrays, weights["initial"], name)
+    for t in range(STEPS):
+        own, g = replicas.w.copy(), replicas.gradients(t)
+        replicas.update(t, g + decay * own if name == "sgd" else g)  # Replicas' AdamW decays by itself
+        if (t + 1) % 2 == 0:
+            replicas.w = replicas.w - own + mixing @ own
+    np.testing.assert_allclose(weights["final"].numpy(), replicas.w.mean(0), **EXACT)
+
+
 @pytest.mark.parametrize(("fraction", "mu"), [(1.0, 0.0), (0.5, 0.0), (0.5, 0.3)])
 def test_federated_averaging_weighs_the_chosen_by_their_samples(trained, arrays, fraction, mu):
     samples = [10, 20, 30, 40]
