@@ -19,7 +19,7 @@ from scalebench.strategies import registry
 from scalebench.strategies.base import Setting
 from scalebench.study.heterogeneity import VirtualOptions
 from scalebench.study.jitter import STATED
-from scalebench.study.spec import Component, Execution, Run, Study, Training, slug
+from scalebench.study.spec import ADAMW_DECAY, Component, Execution, Run, Study, Training, slug
 
 # Keys that do not change a run's result: changing them repeats no run.
 _NOT_HASHED = {
@@ -305,4 +305,6 @@ def config_hash(run: Run) -> str:
     values: dict[str, Any] = run.model_dump(mode="json", exclude=_NOT_HASHED | elsewhere)
     strategy = registry.create(run.strategy.name, run.strategy.options, run.engine)
     values["strategy_options"] = strategy.model_dump(mode="json")
+    if run.optimizer.name == "adamw":  # it had no decay by default once: those runs are others
+        values["optimizer"]["options"].setdefault("weight_decay", ADAMW_DECAY)
     return hashlib.sha256(json.dumps(values, sort_keys=True).encode()).hexdigest()[:16]

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from scalebench.errors import StudyError, nearest
 from scalebench.registry import first_fault
-from scalebench.study.spec import BY_LAYER, Component, Training
+from scalebench.study.spec import ADAMW_DECAY, BY_LAYER, Component, Training
 from scalebench.study.validation import StrictModel
 
 if TYPE_CHECKING:
@@ -43,6 +43,10 @@ class AdamOptions(_Options):
     eps: float = Field(1e-8, gt=0)
 
 
+class AdamWOptions(AdamOptions):
+    weight_decay: float = Field(ADAMW_DECAY, ge=0, le=1e38)
+
+
 class LarsOptions(SgdOptions):
     momentum: float = Field(0.9, ge=0, lt=1)
     trust_coefficient: float = Field(0.001, gt=0)
@@ -55,7 +59,7 @@ class LambOptions(AdamOptions):
 _OPTIONS: dict[str, type[_Options]] = {
     "sgd": SgdOptions,
     "adam": AdamOptions,
-    "adamw": AdamOptions,
+    "adamw": AdamWOptions,
     "lars": LarsOptions,
     "lamb": LambOptions,
 }

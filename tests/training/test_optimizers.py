@@ -10,6 +10,7 @@ import torch
 from pydantic import ValidationError
 
 from scalebench.errors import StudyError
+from scalebench.launch.sweep import config_hash
 from scalebench.strategies import registry
 from scalebench.study.spec import Component, Training
 from scalebench.training.optimizers import build_optimizer, check_optimizer, learning_rate
@@ -150,3 +151,15 @@ def test_unsupported_layerwise_optimizer_is_refused(monkeypatch):
     monkeypatch.setattr("scalebench.training.optimizers.find_spec", lambda name: None)
     with pytest.raises(StudyError, match=r'optimizer lamb needs .*pip install "scalebench\[optimizers\]"'):
         check_optimizer(Component(name="lamb"))
+
+
+def test_adamw_decays_by_default_as_torchs(make_run):
+    parameter = torch.nn.Parameter(torch.ones(3))
+    default = torch.optim.AdamW([parameter]).defaults["weight_decay"]
+    assert build_optimizer(Component(name="adamw"), [parameter], 0.1).defaults["weight_decay"] == default == 0.01
+    assert build_optimizer(Component(name="adam"), [parameter], 0.1).defaults["weight_decay"] == 0
+    plain, stated, none = (
+        config_hash(make_run("serial", 1, optimizer={"adamw": options}))
+        for options in ({}, {"weight_decay": 0.01}, {"weight_decay": 0.0})
+    )
+    assert plain == stated != none
