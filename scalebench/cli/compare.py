@@ -8,7 +8,7 @@ from typing import Any
 
 import rich_click as click
 
-from scalebench.cli.options import PATH, completed_study, json_option, parsed_by
+from scalebench.cli.options import PATH, STRATEGY, completed_study, json_option, parsed_by, strategy_labels
 
 _FAIL_ON = ("regression", "metric", "repeatable-metric", "failed", "undecided", "missing")
 
@@ -20,7 +20,8 @@ _FAIL_ON = ("regression", "metric", "repeatable-metric", "failed", "undecided", 
     "--strategy",
     "strategies",
     multiple=True,
-    metavar="NAME",
+    metavar=STRATEGY,
+    callback=strategy_labels,
     help="Compare this one only; repeatable. With A alone, twice: the reference first.",
 )
 @click.option(

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 def explain(name: str, sets: tuple[str, ...], **flags: Any) -> None:
     """Explain STRATEGY: rule, options, engines, source, and its traffic: synchronisations and bytes per epoch.
 
-    Written as for `run --strategy`: a name, 'NAME: {option: value}', or your own as file.py:Class.
+    Written as for `run --strategy`: NAME, NAME:OPTION=VALUE, 'NAME: {option: value}', or your own as file.py:Class.
     The traffic is that of the default study, or of one with these flags over it, recorded without training.
     """
     from scalebench.launch.engine_choice import describe_strategy

@@ -9,7 +9,15 @@ from typing import TYPE_CHECKING
 
 import rich_click as click
 
-from scalebench.cli.options import FILE, completed_study, json_option, parsed_by, results_argument
+from scalebench.cli.options import (
+    FILE,
+    STRATEGY,
+    completed_study,
+    json_option,
+    parsed_by,
+    results_argument,
+    strategy_labels,
+)
 
 if TYPE_CHECKING:
     from scalebench.analysis.laws import Scaling
@@ -18,7 +26,14 @@ if TYPE_CHECKING:
 
 @click.command()
 @results_argument
-@click.option("--strategy", "strategies", multiple=True, metavar="NAME", help="Only this one; repeatable.")
+@click.option(
+    "--strategy",
+    "strategies",
+    multiple=True,
+    metavar=STRATEGY,
+    callback=strategy_labels,
+    help="Only this one; repeatable.",
+)
 @click.option(
     "--efficiency",
     callback=parsed_by("parse_share"),

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 
 _F = TypeVar("_F", bound=Callable[..., Any])
 _KEY = "scalebench.verbosity"
+STRATEGY = "NAME[:OPTION=VALUE]..."  # metavar
 
 
 class Number(click.FloatRange):
@@ -77,6 +78,19 @@ def parsed_by(name: str) -> Callable[[click.Context, click.Parameter, str | None
             raise click.BadParameter(str(error), context, option) from None
 
     return callback
+
+
+def strategy_labels(context: click.Context, option: click.Parameter, values: tuple[str, ...]) -> tuple[str, ...]:
+    """Return strategies as the records name them: callback of options that choose among the ones that ran."""
+    from scalebench.study.load import written_component
+    from scalebench.study.spec import Component
+
+    def label_of(value: str) -> str:
+        if value.endswith(")"):  # it is a label, as NAME(OPTION=VALUE)
+            return value
+        return str(Component.model_validate(written_component(value, "--strategy")))
+
+    return tuple(map(label_of, values))
 
 
 def folder_option(flag: str, default: str, what: str) -> Callable[[_F], _F]:
@@ -141,11 +155,13 @@ table_options = all_of(
 )
 selection_options = all_of(
     *(
-        click.option(flag, name, metavar="NAME", multiple=True, help=f"Show {what} only; repeatable.")
-        for flag, name, what in (
-            ("--strategy", "strategies", "this strategy, with or without its options"),
-            ("--execution", "executions", "this execution"),
-            ("--engine", "engines", "this engine"),
+        click.option(
+            flag, name, metavar=metavar, multiple=True, callback=callback, help=f"Show {what} only; repeatable."
+        )
+        for flag, name, metavar, callback, what in (
+            ("--strategy", "strategies", STRATEGY, strategy_labels, "this strategy, with or without its options"),
+            ("--execution", "executions", "NAME", None, "this execution"),
+            ("--engine", "engines", "NAME", None, "this engine"),
         )
     ),
     click.option(

@@ -10,10 +10,9 @@ from typing import TYPE_CHECKING, Any
 import rich_click as click
 
 from scalebench.cli.options import DTYPE, Number, all_of
-from scalebench.errors import ClusterError, StudyError, UsageError
+from scalebench.errors import ClusterError, UsageError
 from scalebench.study.load import written_component
 from scalebench.study.spec import Component
-from scalebench.study.validation import parse
 
 if TYPE_CHECKING:
     from scalebench.cluster.device import Device
@@ -197,17 +196,9 @@ def _roofline(device: str | Device, workload: Workload) -> Roofline:
 
 
 def parse_strategy(text: str) -> Component:
-    """Return the strategy of `NAME`, `NAME:option=value:option=value`, or as for `run --strategy`."""
+    """Return the strategy written as for `run --strategy`."""
     from scalebench.strategies import registry
 
-    name, *options = text.split(":")
-    if all("=" in option for option in options) and Path(name).suffix != ".py":
-        said = {}
-        for option in options:
-            key, _, value = option.partition("=")
-            said[key.strip()] = parse(value, f"--strategy {text}", StudyError)
-        component = Component(name=name.strip(), options=said)
-    else:
-        component = Component.model_validate(written_component(text, "--strategy"))
+    component = Component.model_validate(written_component(text.strip(), "--strategy"))
     registry.create(component.name, component.options, "virtual")
     return component

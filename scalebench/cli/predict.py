@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import rich_click as click
 
-from scalebench.cli.options import NEW_FILE, NEW_PICTURE, parsed_by, verbosity_options
+from scalebench.cli.options import NEW_FILE, NEW_PICTURE, STRATEGY, parsed_by, verbosity_options
 from scalebench.cli.platform_options import POSITIVE, parse_strategy, platform_options, predictor_of
 from scalebench.cli.predicted_target import Target, aimed, read_laws, target_sentences, targets_of
 from scalebench.errors import writing
@@ -37,7 +37,7 @@ _FEW = 3  # points that a line names
     "--strategy",
     "strategies",
     multiple=True,
-    metavar="NAME[:OPTION=VALUE]...",
+    metavar=STRATEGY,
     help="Repeatable.  [default: allreduce, epoch_average]",
 )
 @click.option("--budget", type=POSITIVE, metavar="HOURS", help="GPU-hours (core-hours) that the training may take.")

@@ -11,6 +11,7 @@ from click.core import ParameterSource
 
 from scalebench.cli.options import (
     PATH,
+    STRATEGY,
     jobs_option,
     keep_going_option,
     launcher_option,
@@ -28,8 +29,8 @@ from scalebench.records.folder import STUDY
     "--strategy",
     "strategies",
     multiple=True,
-    metavar="NAME",
-    help="Strategy, 'NAME: {option: value}', or your own as file.py:Class; repeatable.",
+    metavar=STRATEGY,
+    help="Strategy, or your own as file.py:Class; options also as 'NAME: {option: value}'; repeatable.",
 )
 @study_options(*STUDY_OPTIONS)
 @click.option("--until", metavar="WIDTH", help="Repeat each point until its time is known so well, as 5%.")

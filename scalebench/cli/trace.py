@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import rich_click as click
 
-from scalebench.cli.options import FOLDER, PATH, verbosity_options
+from scalebench.cli.options import FOLDER, PATH, STRATEGY, verbosity_options
 from scalebench.cli.study_options import set_option, study_argument, study_options
 from scalebench.errors import UsageError
 from scalebench.figures import FORMATS
@@ -21,7 +21,7 @@ _SHORT = {"dataset": "wine", "epochs": 2, "workers": "4", "execution": "virtual"
 
 @click.command()
 @study_argument
-@click.option("--strategy", metavar="NAME", help="The strategy to trace; needed unless STUDY has only one.")
+@click.option("--strategy", metavar=STRATEGY, help="The strategy to trace; needed unless STUDY has only one.")
 @click.option("--workers", metavar="COUNT", help="The number of workers.  [default: 4, or the study's]")
 @click.option("--dataset", metavar="NAME", help="[default: wine, or the study's]")
 @click.option("--epochs", type=int, help="[default: 2, or the study's]")

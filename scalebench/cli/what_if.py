@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import rich_click as click
 
-from scalebench.cli.options import NEW_FILE, NEW_PICTURE, verbosity_options
+from scalebench.cli.options import NEW_FILE, NEW_PICTURE, STRATEGY, verbosity_options
 from scalebench.cli.platform_options import parse_strategy, platform_options, predictor_of
 from scalebench.errors import UsageError, writing
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 @click.command("what-if")
 @platform_options
-@click.option("--strategy", default="allreduce", show_default=True, metavar="NAME[:OPTION=VALUE]...")
+@click.option("--strategy", default="allreduce", show_default=True, metavar=STRATEGY)
 @click.option("--workers", type=click.IntRange(min=1), default=64, show_default=True)
 @click.option(
     "--vary",

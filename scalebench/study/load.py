@@ -30,6 +30,7 @@ _PINS = {
     "cluster": "cluster_sha256",
     "strategies": "strategy_sha256",
 }
+_BEFORE_OPTION = re.compile(r":(?=\s*[A-Za-z_]\w*\s*=)")
 _SHORTCUTS = ("dataset", "model", "optimizer", "partition")  # components whose options `--set model.hidden=...` reach
 
 
@@ -39,7 +40,7 @@ def load_study(path: Path | None, overrides: dict[str, Any], sets: list[str]) ->
     The default study has a target metric as long as its data set is the default one.
 
     A flag is applied first if `sets` give options of the component it names. The value of a component's flag is a name
-    or the YAML of a file: `--strategy 'local_sgd: {steps: 8}'`.
+    or the YAML of a file, `--strategy 'local_sgd: {steps: 8}'`, or NAME:OPTION=VALUE.
 
     Raises:
         StudyError: one line that names the file or flag, the key, what was expected and the nearest known key.
@@ -156,8 +157,17 @@ def _plain(component: dict[str, Any]) -> Any:
 
 
 def written_component(value: Any, flag: str) -> Any:
-    """Return a strategy, model, data set or optimizer given by `flag`: a mapping, or its name."""
-    if not isinstance(value, str) or not re.search(r":\s|\{", value):
+    """Return a strategy, model, data set or optimizer given by `flag`: a mapping, or its name.
+
+    Written as the YAML of a file, or as NAME:OPTION=VALUE:OPTION=VALUE, where NAME may be file.py:Class.
+    """
+    if not isinstance(value, str):
+        return value
+    name, *options = _BEFORE_OPTION.split(value) if "{" not in value else [value]
+    if options:
+        pairs = [option.partition("=") for option in options]
+        return {name.strip(): {key.strip(): parse(text, f"{flag} {value!r}", StudyError) for key, _, text in pairs}}
+    if not re.search(r":\s|\{", value):
         return value
     parsed = parse(value, f"{flag} {value!r}", StudyError)
     return parsed if isinstance(parsed, dict) else value

@@ -211,3 +211,21 @@ def test_artifact_ships_an_own_strategy(file, invoke, tmp_path, monkeypatch):
     assert (made.folder / "inputs/lazy.py").read_text() == file.read_text()
     assert set(load(records).runs["strategy"]) == {"serial", f"inputs/{OWN}", "allreduce"}
     assert len(compare_strategies(load(records), "allreduce", f"inputs/{OWN}").table) == 1
+
+
+def test_options_are_written_behind_the_name_in_every_command(file, invoke):
+    """NAME:OPTION=VALUE, as --help promises it, of an own strategy and of one of the package."""
+    own, label = f"{OWN}:first=3:growth=4", f"{OWN}(first=3, growth=4)"
+    local = "local_sgd:steps=2"
+    invoke(*RUN, "--strategy", own, "--strategy", local)
+    assert set(load("results/mine").runs["label"]) == {label, "local_sgd(steps=2)"}
+    short = ("resnet50", "--cluster", "juwels-booster", "--step-time", "0.1", "--workers", "4", "--samples", "4096",
+             "--epochs", "2")  # fmt: skip
+    assert "LazyAverage" in invoke("predict", *short, "--strategy", own, "--strategy", local)
+    assert "3 cells" in invoke("what-if", *short, "--strategy", own, "--vary", "latency=0.1..10:3")
+    assert OWN in invoke("explain", own)
+    invoke("trace", "--strategy", own, "--workers", "2", "--cluster", "juwels-booster", "--device-step-time", "0.002")
+    compared = invoke("compare", "results/mine", "--strategy", own, "--strategy", local, "--json")
+    assert label in compared
+    assert label in invoke("table", "results/mine", "--strategy", own, "--style", "markdown")
+    assert "unknown option 'last'" in invoke(*RUN, "--strategy", f"{OWN}:last=3", code=2)
