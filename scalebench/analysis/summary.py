@@ -16,6 +16,7 @@ from scalebench.analysis.methodology.quality import findings
 from scalebench.analysis.native_check import agreement, checked, virtual_error
 from scalebench.analysis.pairing import NO_BASELINE
 from scalebench.analysis.rounds import timed, trained
+from scalebench.analysis.time_to_target import censor_mark
 from scalebench.analysis.tuning import tuning_in_words
 from scalebench.formatting import (
     DISTURBED,
@@ -136,9 +137,10 @@ def time_and_epochs(cell: Mapping[Hashable, Any]) -> str:
     if not is_supported(*(cell[name] for name in ("time_to_target_s", "target_low_s", "target_high_s"))):
         return NOT_SHOWN
     time, epochs = seconds(cell["time_to_target_s"]), cell["epochs_to_target"]
+    mark = censor_mark(cell)
     if not math.isfinite(cell["time_to_target_s"]):
-        return f"{cell['n_reached']:.0f} of {cell['n_aimed']:.0f}" if cell["n_reached"] > 0 else time
-    return f"{time}{f'/{epochs:g}' if math.isfinite(epochs) else ''}{'*' * (cell['n_reached'] < cell['n_aimed'])}"
+        return mark or time
+    return f"{time}{f'/{epochs:g}' if math.isfinite(epochs) else ''}{mark}"
 
 
 def _agreement_note(results: Results) -> list[str]:

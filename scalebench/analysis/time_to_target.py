@@ -13,8 +13,9 @@ s^2 (1 + 1/n) of logs, as in every calibration interval, seeds with s^2 / n, as 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -134,6 +135,22 @@ def simulated_interval(
     parts = [of_draw(x), of_mean(y), *([error] if error else [])]
     centre, half = float(x.mean() + y.mean()), float(half_width(parts, level))
     return Interval(centre, centre - half, centre + half, len(x)).exp()
+
+
+CENSORED = {
+    "*": "*: not every run reached the target; the median counts those as longer (Kaplan-Meier)",
+    " of ": "1 of 3: so few of the runs reached the target that their median is unknown",
+}
+
+
+def censor_mark(cell: Mapping[Hashable, Any]) -> str:
+    """Return the mark of a time to target in a row of the table of cells; its meaning is in CENSORED.
+
+    A star behind the number where some runs did not reach the target, `1 of 3` in its place where most did not.
+    """
+    if math.isfinite(cell["time_to_target_s"]):
+        return "*" if cell["n_reached"] < cell["n_aimed"] else ""
+    return f"{cell['n_reached']:.0f} of {cell['n_aimed']:.0f}" if cell["n_reached"] > 0 else ""
 
 
 def survival_median(reached: Sequence[float], censored: Sequence[float], level: float = LEVEL) -> Interval:

@@ -19,6 +19,7 @@ from scalebench.analysis.loading import CELL
 from scalebench.analysis.native_check import PREFERRED_ENGINES
 from scalebench.analysis.summary import summary_header, summary_notes, summary_rows, time_and_epochs
 from scalebench.analysis.target_ratios import target_ratios
+from scalebench.analysis.time_to_target import CENSORED
 from scalebench.cli.terminal_table import TableColumn, TerminalTable
 from scalebench.errors import UsageError
 from scalebench.formatting import (
@@ -39,8 +40,7 @@ BASELINES = ("allreduce", "horovod", "ddp", "serial")
 _SPARE = ("speedup", "vs horovod", "vs ddp", "spread", "median")  # left out on a narrow terminal, from the last
 _MARKS = {
     "(": "( ): the interval of the reduction holds zero, or there is none",
-    "*": "*: not every run reached the target; the median counts those as longer (Kaplan-Meier)",
-    " of ": "1 of 3: so few of the runs reached the target that their median is unknown",
+    **CENSORED,
     NOT_SHOWN: NOT_SHOWN_MEANS,
 }
 Place = tuple[str, int]  # execution and workers of a column

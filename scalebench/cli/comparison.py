@@ -69,11 +69,12 @@ def _execution(row: Row) -> str:
 
 
 def _verdict(row: Row) -> Text:
-    verdict = Text(row["verdict"], style=_COLORS[row["verdict"]])
+    verdict = Text("time: ").append(row["verdict"], style=_COLORS[row["verdict"]])
     if row["note"] in ("oversubscribed", "disturbed"):
         verdict.append(f", {row['note']}")
-    if row["metric_verdict"] in _METRIC_COLORS:
-        verdict.append(f", {row['metric_name']} {row['metric_verdict']}", style=_METRIC_COLORS[row["metric_verdict"]])
+    if row["metric_name"]:
+        verdict.append(f", {row['metric_name']}: ")
+        verdict.append(row["metric_verdict"], style=_METRIC_COLORS.get(row["metric_verdict"], ""))
     return verdict
 
 

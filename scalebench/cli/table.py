@@ -130,20 +130,22 @@ def as_markdown(table: Table, caption: str) -> str:
 
 
 def as_csv(table: Table) -> str:
-    """Return rounded numbers, each with its bounds in columns of their own where any row has some."""
+    """Return rounded numbers, each with its bounds, and its mark, in columns of their own where any row has some."""
     bounded = [any(row[place].low for row in table.rows) for place in range(len(table.columns))]
+    marked = [any(row[place].mark for row in table.rows) for place in range(len(table.columns))]
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
     header = [str(name).lower() for name in table.keys.columns] + ["oversubscribed", "disturbed"]
-    for column, has_bounds in zip(table.columns, bounded, strict=True):
+    for column, has_bounds, has_marks in zip(table.columns, bounded, marked, strict=True):
         header += [column.title, *([f"{column.title} low", f"{column.title} high"] if has_bounds else [])]
+        header += [f"{column.title} mark"] if has_marks else []
     writer.writerow(header)
-    marked = zip(table.oversubscribed, table.disturbed, strict=True)
-    for keys, marks, row in zip(table.keys.astype(str).to_numpy().tolist(), marked, table.rows, strict=True):
-        cells = [to_cell(key) for key in keys] + [str(mark).lower() for mark in marks]
-        for number, has_bounds in zip(row, bounded, strict=True):
+    flags = zip(table.oversubscribed, table.disturbed, strict=True)
+    for keys, of_row, row in zip(table.keys.astype(str).to_numpy().tolist(), flags, table.rows, strict=True):
+        cells = [to_cell(key) for key in keys] + [str(flag).lower() for flag in of_row]
+        for number, has_bounds, has_marks in zip(row, bounded, marked, strict=True):
             value = "" if number.value in (EMPTY, NOT_SHOWN) else number.value
-            cells += [value, *([number.low, number.high] if has_bounds else [])]
+            cells += [value, *([number.low, number.high] if has_bounds else []), *([number.mark] if has_marks else [])]
         writer.writerow(cells)
     return text.getvalue()
 
@@ -159,7 +161,8 @@ def _keys(table: Table, space: str = "") -> list[list[str]]:
 
 
 def _in_brackets(number: Rounded) -> str:
-    return f"{number.value} [{number.low}, {number.high}]" if number.low else number.value
+    bounds = f" [{number.low}, {number.high}]" if number.low else ""
+    return f"{number.value}{number.mark}{bounds}"
 
 
 def _printed_pt(latex: str) -> float:
@@ -179,14 +182,16 @@ def _printed_pt(latex: str) -> float:
 def _in_latex(number: Rounded) -> str:
     """Return `$1.23 \\pm 0.04$`, or both distances where they differ."""
     if not number.low:
-        return f"${number.value}$" if number.is_number else to_latex(number.value)
+        return f"${number.value}${number.mark}" if number.is_number else to_latex(number.value)
     down, up = number.sides()
     alike = abs(float(up) - float(down)) < 1.5 * 10.0 ** -len(up.partition(".")[2])  # apart by rounding only
-    return f"${number.value} \\pm {max(up, down, key=float)}$" if alike else f"${number.value}^{{+{up}}}_{{-{down}}}$"
+    spread = f" \\pm {max(up, down, key=float)}" if alike else f"^{{+{up}}}_{{-{down}}}"
+    return f"${number.value}{spread}${number.mark}"
 
 
 def _caption(study: Results, shown: pd.DataFrame, table: Table) -> str:
     """Return what was run, where, and what the numbers and their intervals are."""
+    from scalebench.analysis.time_to_target import CENSORED
     from scalebench.figures.drawing.caption import (
         describe_executions,
         describe_machines,
@@ -195,6 +200,7 @@ def _caption(study: Results, shown: pd.DataFrame, table: Table) -> str:
     )
 
     titles = [column.title for column in table.columns]
+    marks = " ".join(f"{number.value}{number.mark}" for row in table.rows for number in row)
     bounded = {
         column.keys[0] for row in table.rows for column, number in zip(table.columns, row, strict=True) if number.low
     }
@@ -211,6 +217,7 @@ def _caption(study: Results, shown: pd.DataFrame, table: Table) -> str:
         if any(column.keys[0] == "metric" for column in table.columns)
         else "",
         f"Intervals of times: {'; '.join(sorted(set(shown['interval']) - {''}))}." if bounded - {"metric"} else "",
+        *(f"{words[:1].upper()}{words[1:]}." for mark, words in CENSORED.items() if mark in marks),
         describe_marks(shown, OVERSUBSCRIBED, DISTURBED),
         f"{_VERDICT}." if any(column.keys[0] == "metric_verdict" for column in table.columns) else "",
         f"{NOT_SHOWN_MEANS}." if any(number.value == NOT_SHOWN for row in table.rows for number in row) else "",

@@ -13,6 +13,7 @@ from scalebench.analysis.comparing import against, ratios
 from scalebench.analysis.grouping import CELL, PER_BATCH, PLACE
 from scalebench.analysis.loading import Results
 from scalebench.analysis.target_ratios import target_ratios
+from scalebench.analysis.time_to_target import censor_mark
 from scalebench.analysis.verdicts import verdict_of_metric
 from scalebench.errors import UsageError, nearest
 from scalebench.formatting import (
@@ -79,15 +80,20 @@ _COLUMNS = {
     "runs": Column("Runs", ("n", "", ""), decimals=0),
 }
 NAMES = tuple(_COLUMNS)
+_TO_TARGET = ("time_to_target_s", "epochs_to_target")
 
 
 @dataclass(frozen=True)
 class Rounded:
-    """A number and its bounds as text with equally many decimals; the bounds are empty without an interval."""
+    """A number and its bounds as text with equally many decimals; the bounds are empty without an interval.
+
+    `mark` stands behind a time to target that some runs did not reach; see `time_to_target.CENSORED`.
+    """
 
     value: str
     low: str = ""
     high: str = ""
+    mark: str = ""
 
     @property
     def is_number(self) -> bool:
@@ -172,7 +178,10 @@ def _number(cell: dict[Hashable, Any], column: Column) -> Rounded:
     value, low, high = (column.factor * number for number in (value, low, high))
     if high - low < _NARROWEST * (100 if column.unit == "%" else abs(value)):
         low = high = math.nan
-    return round_to_interval(value, low, high, column.decimals)
+    rounded = round_to_interval(value, low, high, column.decimals)
+    if column.keys[0] not in _TO_TARGET or not (mark := censor_mark(cell)):
+        return rounded
+    return replace(rounded, mark=mark) if math.isfinite(value) else Rounded(mark)
 
 
 def _with_ratios(results: Results, shown: pd.DataFrame) -> pd.DataFrame:

@@ -208,3 +208,19 @@ def test_table_has_the_verdict_of_compare_on_the_metric(folder, invoke):
     assert rows["epoch_average"] in ("worse", "undecided", "equal")
     found = compare_strategies(load(folder), "allreduce", "epoch_average", execution="virtual").table
     assert rows["epoch_average"] == found.set_index("workers").loc[4, "metric_verdict"]
+
+
+def test_runs_that_never_reached_the_target_are_marked_as_run_prints_them(study, invoke):  # noqa: F811
+    rows = [*cell("allreduce", 2, (1.0, 2.0, None)), *cell("epoch_async", 2, (1.0, None, None))]
+    rows += cell("epoch_average", 2, (None, None, None))
+    words = ("table", study(rows=rows).folder, "--columns", "target,epochs", "--style")
+    text = invoke(*words, "markdown")
+    assert "| allreduce | 2 | 2.00* | 3.0* |" in text
+    assert "| epoch_async | 2 | 1 of 3 | 1 of 3 |" in text
+    assert "| epoch_average | 2 | never | never |" in text
+    assert "*: not every run reached the target; the median counts those as longer (Kaplan-Meier)." in text
+    assert "1 of 3: so few of the runs reached the target" in text
+    assert "$2.00$* & $3.0$*" in invoke(*words, "latex")
+    rows = {row["strategy"]: row for row in csv.DictReader(io.StringIO(invoke(*words, "csv")))}
+    assert [rows["allreduce"][f"Time to target (s){part}"] for part in ("", " mark")] == ["2.00", "*"]
+    assert rows["epoch_async"]["Time to target (s)"] == "1 of 3"
