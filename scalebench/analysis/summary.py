@@ -12,6 +12,7 @@ from scalebench.analysis.comparing import NO_RUN, SPLIT_BASELINES, ratios
 from scalebench.analysis.grouping import CELL, DISTURBED_BY, cells, chosen_strategies, crowding, place
 from scalebench.analysis.intervals import NOTHING_VARIES
 from scalebench.analysis.loading import Results
+from scalebench.analysis.methodology import Evidence, check
 from scalebench.analysis.methodology.quality import findings
 from scalebench.analysis.native_check import agreement, checked, virtual_error
 from scalebench.analysis.pairing import NO_BASELINE
@@ -85,10 +86,8 @@ def summary_notes(results: Results, *, brief: bool = False) -> list[str]:
     if tuning := tuning_in_words(results):
         notes.append(tuning)
     notes += _agreement_note(results)
-    warnings = [f"{finding.what}; in {finding.where}" for finding in findings(results) if finding.severity != "note"]
-    if brief and warnings:
-        warnings = [f"{counted(len(warnings), 'warning')} on these numbers: scalebench check {results.folder}"]
-    notes += warnings + _missing_baselines(ratios(results), chosen_strategies(results))
+    notes += _counted_findings(results) if brief else _warnings(results)
+    notes += _missing_baselines(ratios(results), chosen_strategies(results))
     notes += results.notes
     failed = results.failed
     if len(failed):
@@ -97,6 +96,17 @@ def summary_notes(results: Results, *, brief: bool = False) -> list[str]:
         why = f": {first['error']}" if isinstance(first["error"], str) else ""
         notes.append(f"{kinds} of {counted(len(results.runs), 'run')}, not in the table; first {first['run_id']}{why}")
     return notes
+
+
+def _warnings(results: Results) -> list[str]:
+    return [f"{finding.what}; in {finding.where}" for finding in findings(results) if finding.severity != "note"]
+
+
+def _counted_findings(results: Results) -> list[str]:
+    """Count the errors and warnings that `scalebench check` shows, all of them."""
+    report = check(Evidence(results))
+    found = [counted(count, severity) for severity in ("error", "warning") if (count := report.count(severity))]
+    return [f"{' and '.join(found)} on these numbers: scalebench check {results.folder}"] if found else []
 
 
 def _baselines(table: pd.DataFrame) -> list[str]:

@@ -97,8 +97,8 @@ class Rounded:
 
     @property
     def is_number(self) -> bool:
-        """Return False for a word in place of a number, or a dash."""
-        return any(character.isdigit() for character in self.value)
+        """Return False for words in place of a number, such as `never` or `1 of 3`, or a dash."""
+        return " of " not in self.value and any(character.isdigit() for character in self.value)
 
     def sides(self) -> tuple[str, str]:
         """Distances from the value down to the lower and up to the upper bound."""

@@ -8,12 +8,12 @@ from scalebench.analysis import Results, virtual_error
 from scalebench.analysis.grouping import DISTURBED_BY, PER_BATCH
 from scalebench.analysis.intervals import CHECKED_STATED, METRIC_FROM, STATED, t_quantile
 from scalebench.analysis.loading import is_representative
+from scalebench.analysis.methodology.quality import ENOUGH_RUNS, repeat_option
 from scalebench.analysis.rounds import MEASURED
 from scalebench.report.comparison import ABOUT_EQUAL, BASELINES, Comparison
 
 _MOST_RUNS = 100
 _QUIET = 0.1  # spread of times from which a quieter machine is the better advice
-_FEW = 3
 
 
 def to_show_saving(one: Comparison, results: Results) -> str:
@@ -25,7 +25,7 @@ def to_show_saving(one: Comparison, results: Results) -> str:
     if one.is_shown:
         return ""
     if one.n < 2:
-        return f"repetitions would show both: --repetitions {_FEW} or more"
+        return f"repetitions would show both: {repeat_option(results)} or more"
     if one.execution not in MEASURED:
         return _of_a_simulation(one, results)
     low, high = math.log1p(-one.saved_high), math.log1p(-one.saved_low)
@@ -43,7 +43,7 @@ def to_show_metric(one: Comparison) -> str:
     """Return the runs that would show whether the metric differs; empty with enough seeds, and with a single one."""
     if not 1 < one.metric_n < METRIC_FROM:
         return ""
-    return f"seeds from --repetitions {METRIC_FROM} up give the metric an interval"
+    return f"seeds from --repetitions {ENOUGH_RUNS} up give the metric an interval"
 
 
 def to_answer(results: Results) -> str:
@@ -75,5 +75,5 @@ def _of_a_simulation(one: Comparison, results: Results) -> str:
             "on a quieter machine would show it" if error.known else "at more worker counts would give it an interval"
         )
         return f"native runs {what}: virtual times are off theirs by {error.words}"
-    few = f", with --repetitions {_FEW} or more" if one.n < _FEW else ""
+    few = f", with {repeat_option(results)} or more" if one.n < ENOUGH_RUNS else ""
     return f"a calibration on a quieter machine would show it (scalebench recalibrate {results.folder}){few}"

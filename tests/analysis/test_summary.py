@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from rich.console import Console
 
 from scalebench import analysis
+from scalebench.analysis.methodology import Evidence, check
 from scalebench.analysis.summary import summary_header, summary_notes, summary_rows
 from scalebench.cli.answer_table import full_table
 from scalebench.formatting import (
@@ -214,3 +215,12 @@ def test_summary_table_holds_the_rows_under_their_header(study):
     table = analysis.summary_table(results)
     assert tuple(table.columns) == summary_header(results)
     assert list(table.itertuples(index=False, name=None)) == summary_rows(results)
+
+
+def test_warnings_are_counted_as_check_counts_them(study):
+    results = study()
+    report = check(Evidence(results))
+    (line,) = [note for note in summary_notes(results, brief=True) if "on these numbers" in note]
+    assert report.count("warning") > 0
+    assert f"{report.count('warning')} warning" in line
+    assert ("error" in line) == (report.count("error") > 0)

@@ -47,7 +47,7 @@ def few_runs(evidence: Evidence) -> Iterator[Finding]:
                 "warning",
                 f"{counted(len(single), f'{execution} cell')} of one run: nothing says how far it would repeat",
                 single,
-                f"repeat every point: {_repeat(evidence.results)}",
+                f"repeat every point: {repeat_option(evidence.results)}",
             )
         if len(few):
             low, high = few["n"].min(), few["n"].max()
@@ -57,7 +57,7 @@ def few_runs(evidence: Evidence) -> Iterator[Finding]:
                 f"{counted(len(few), f'{execution} cell')} of {runs}: their spread, which the interval is made of, is "
                 "hardly known",
                 few,
-                f"{_repeat(evidence.results)} for useful intervals",
+                f"{repeat_option(evidence.results)} for useful intervals",
             )
 
 
@@ -196,7 +196,7 @@ def _repeated_cells(evidence: Evidence) -> Iterator[tuple[str, pd.DataFrame]]:
             yield execution, own
 
 
-def _repeat(results: Results) -> str:
+def repeat_option(results: Results) -> str:
     """Option that makes ENOUGH_RUNS repetitions of every point."""
     return f"{'--set until.at_least=' if results.study.get('until') else '--repetitions '}{ENOUGH_RUNS}"
 
