@@ -12,6 +12,7 @@ from scalebench.data.dataset import Dataset
 from scalebench.data.exchange import Exchange, moved
 from scalebench.data.plan import BatchPlan
 from scalebench.data.tensor import DsTensor, Ints
+from scalebench.errors import RunError
 
 
 def equal_batches(starts: Ints, samples: int, batch: int) -> tuple[list[tuple[int, int]], set[int]]:
@@ -46,6 +47,7 @@ class Shard:
         self._epoch = -1
         self._rows: Ints = np.empty(0, dtype=np.int64)
         self._x = self._y = torch.empty(0)
+        self._versions = (0, 0)  # torch counts the changes of a tensor and of its views
 
     def epoch(self, epoch: int, exchange: Exchange | None = None) -> tuple[Tensor, Tensor]:
         """Return x (n_i, ...) in the run's dtype and y in visiting order of `epoch`; valid until the next call.
@@ -53,6 +55,7 @@ class Shard:
         `exchange` sends tensor i to worker i and returns the tensors of all workers. It is called twice (x, then y) if
         and only if rows move between the current epoch and `epoch`, on all workers or on none.
         """
+        self._require_unchanged()
         if epoch == self._epoch:
             return self._x, self._y
         rows = self._plan.indices(epoch, self._worker)
@@ -63,7 +66,16 @@ class Shard:
             owners = self._plan.owners(self._epoch), self._plan.owners(epoch)
             self._x, self._y = moved([self._x, self._y], self._rows, rows, owners, self._plan.workers, exchange)
         self._rows, self._epoch = rows, epoch
+        self._versions = (self._x._version, self._y._version)
         return self._x, self._y
+
+    def _require_unchanged(self) -> None:
+        """Raise RunError if samples have been changed in place: batches are views of them, in every epoch."""
+        if self._epoch >= 0 and (self._x._version, self._y._version) != self._versions:
+            raise RunError(
+                "the training samples were changed in place, by the model's forward or by the strategy; compute with "
+                "copies of a batch, x = (x - 1) / 2 where x -= 1 stands"
+            )
 
     def _load(self, source: DsTensor, rows: Ints, dtype: torch.dtype) -> Tensor:
         return torch.from_numpy(source.rows(rows)).to(device=self._device, dtype=dtype).contiguous()

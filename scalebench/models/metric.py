@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
+
+from scalebench.errors import RunError
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -46,3 +48,6 @@ def evaluate(model: nn.Module, x: Tensor, y: Tensor, task: str, batch: int = 102
         for module, was_training in modes:
             module.training = was_training
     return metric(task, outputs, y)
+    before = x._version
+    if x._version != before:
+        raise RunError("the model changes its input in place: held-out samples would be others at the next evaluation")
