@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
@@ -16,6 +17,25 @@ def loss_for(task: str) -> Callable[[Tensor, Tensor], Tensor]:
     from torch.nn import functional
 
     return functional.cross_entropy if task == "classification" else functional.mse_loss
+
+
+def logits_of(outputs: Any) -> Any:
+    """Return the outputs themselves of a model that wraps them, as those of transformers do: `outputs.logits`."""
+    return getattr(outputs, "logits", outputs)
+
+
+def takes_labels(model: nn.Module, task: str) -> bool:
+    """Return True if `forward` takes `labels`, from which it computes a loss of its own, as in transformers.
+
+    In regression it gets none: transformers takes several targets for independent classes.
+    """
+    return task == "classification" and "labels" in inspect.signature(model.forward).parameters
+
+
+def own_loss(outputs: Any, targets: Tensor, otherwise: Callable[[Tensor, Tensor], Tensor]) -> Tensor:
+    """Return `outputs.loss` where a model gives one, else `otherwise` of its logits."""
+    loss: Tensor | None = getattr(outputs, "loss", None)
+    return otherwise(logits_of(outputs), targets) if loss is None else loss
 
 
 def metric(task: str, outputs: Tensor, targets: Tensor) -> float:
@@ -39,15 +59,15 @@ def evaluate(model: nn.Module, x: Tensor, y: Tensor, task: str, batch: int = 102
     """Return `metric` of `model` on `x`, `y`, in batches without gradients; restores the mode of the model."""
     import torch
 
+    before = x._version
     modes = [(module, module.training) for module in model.modules()]
     model.eval()
     try:
         with torch.no_grad():
-            outputs = torch.cat([model(x[start : start + batch]) for start in range(0, len(x), batch)])
+            outputs = torch.cat([logits_of(model(x[start : start + batch])) for start in range(0, len(x), batch)])
     finally:
         for module, was_training in modes:
             module.training = was_training
-    return metric(task, outputs, y)
-    before = x._version
     if x._version != before:
         raise RunError("the model changes its input in place: held-out samples would be others at the next evaluation")
+    return metric(task, outputs, y)

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import re
+from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from scalebench.errors import ModelError
-from scalebench.models.architecture import MODELS
-from scalebench.models.metric import evaluate, loss_for, metric
+from scalebench.formatting import counted
+from scalebench.models.architecture import MODELS, Architecture
+from scalebench.models.metric import evaluate, logits_of, loss_for, metric
 from scalebench.study.spec import Component
+from scalebench.system.random_state import seeded
 from scalebench.system.user_code import load_own, own_file, raised
 
 if TYPE_CHECKING:
@@ -32,7 +36,7 @@ def check_model(component: Component, *, trained: bool = True) -> None:
     """
     if is_own(component.name):
         check_own(component.name)
-    elif not MODELS.create(component.name, component.options).trainable and trained:
+    elif not _architecture(component).trainable and trained:
         raise ModelError(f"model {component} can be priced but not trained; use execution: modelled, or another model")
 
 
@@ -43,39 +47,58 @@ def model_notes(component: Component, input_shape: tuple[int, ...]) -> list[str]
     return MODELS.create(component.name, component.options).notes(input_shape)
 
 
+def _architecture(component: Component) -> Architecture:
+    if component.name not in MODELS.names() and _HUB_NAME.fullmatch(component.name):
+        raise ModelError(
+            f"unknown model {component.name!r}; a model of a hub is a function in a file of yours, my_model.py:build: "
+            "def build(input_shape, outputs): return transformers.AutoModelForImageClassification.from_pretrained"
+            f"({component.name!r}, num_labels=outputs, ignore_mismatched_sizes=True), downloaded before the study"
+        )
+    return MODELS.create(component.name, component.options)
+
+
 def build_model(
     component: Component, input_shape: tuple[int, ...], outputs: int, task: str, dtype: torch.dtype, seed: int
 ) -> nn.Module:
     """Return the model of `component` in `dtype` on the CPU, with initial weights determined by `seed`.
 
-    The global random state is unchanged. Weights are drawn in float32, then converted, so that float64 and float32 runs
-    start from the same numbers.
+    The random state of torch, numpy and Python is unchanged. Weights are drawn in float32, then converted, so that
+    float64 and float32 runs start from the same numbers.
 
     Raises:
-        ModelError: an unknown model or option, an unsuitable input, a failing user factory, a model with another output
-            shape than `task` requires, or one that does not fit into memory.
+        ModelError: an unknown model or option, an unsuitable input, a failing user factory, complex numbers, a model
+            with another output shape than `task` requires, or one that does not fit into memory.
     """
-    import torch
-
-    with torch.random.fork_rng(devices=[]):
-        torch.default_generator.manual_seed(seed)  # only the CPU's, without a query for devices
+    with seeded(seed):
         if is_own(component.name):
             model = build_own(component.name, component.options, input_shape, outputs)
         else:
-            architecture = MODELS.create(component.name, component.options)
+            architecture = _architecture(component)
             try:
                 model = architecture.build(input_shape, outputs)
             except (RuntimeError, MemoryError) as error:  # raised by torch when out of memory
                 raise ModelError(f"model {component}: cannot be built: {_line(error)}") from error
+        _refuse_complex(component, model)
         model = model.to(dtype)
         _check_output(component, model, input_shape, outputs, task, dtype)
     return model
 
 
+def _refuse_complex(component: Component, model: nn.Module) -> None:
+    """Raise ModelError for complex parameters and buffers: a conversion to the run's dtype drops imaginary parts."""
+    for name, tensor in chain(model.named_parameters(), model.named_buffers()):
+        if tensor.is_complex():
+            raise ModelError(
+                f"model {component}: {name} is complex ({str(tensor.dtype).removeprefix('torch.')}), and weights are "
+                "real here; keep its real and imaginary parts in one more dimension of size 2, which "
+                "torch.view_as_complex joins in forward"
+            )
+
+
 def _check_output(
     component: Component, model: nn.Module, input_shape: tuple[int, ...], outputs: int, task: str, dtype: torch.dtype
 ) -> None:
-    """Check the output shape for two samples, in evaluation mode so that no running statistics change."""
+    """Check the output for two samples, in evaluation mode so that no running statistics change."""
     import torch
 
     was_training = model.training
@@ -87,15 +110,33 @@ def _check_output(
         raise ModelError(f"model {component}: fails on an input of shape {input_shape}: {_line(error)}") from error
     finally:
         model.train(was_training)
-    if not isinstance(made, torch.Tensor) or made.shape != (2, outputs):
-        what = tuple(made.shape) if isinstance(made, torch.Tensor) else type(made).__name__
-        raise ModelError(f"model {component}: gives {what} for 2 samples; {task} needs a tensor (2, {outputs})")
+    require_logits(component, made, 2, outputs, task)
+
+
+def require_logits(component: Component, made: Any, samples: int, outputs: int, task: str, when: str = "") -> None:
+    """Raise ModelError unless `made` is a tensor (samples, outputs), or has such `logits`; `when` says the mode."""
+    import torch
+
+    logits = logits_of(made)
+    if isinstance(logits, torch.Tensor) and logits.shape == (samples, outputs):
+        return
+    if isinstance(logits, torch.Tensor):
+        raise ModelError(
+            f"model {component}: gives {tuple(logits.shape)} for {counted(samples, 'sample')}{when}; {task} needs a "
+            f"tensor ({samples}, {outputs})"
+        )
+    raise ModelError(
+        f"model {component}: gives {type(made).__name__} for {counted(samples, 'sample')}{when}; {task} needs a tensor "
+        f"({samples}, {outputs}), or an object with it as .logits, and a .loss if the model has its own; wrap the "
+        "model in a module whose forward returns one of them, such as self.model(x)[0] of a tuple"
+    )
 
 
 def _line(error: Exception) -> str:
     return f"{type(error).__name__}: {' '.join(str(error).split())}"
 
 
+_HUB_NAME = re.compile(r"[\w.-]+/[\w.-]+|[a-z0-9]+(-[\w.]+){2,}")  # owner/model, or bert-base-uncased
 _FORM = "file.py:factory, for example my_model.py:build"
 
 
@@ -121,9 +162,11 @@ def build_own(name: str, options: dict[str, Any], input_shape: tuple[int, ...], 
     try:
         model = factory(input_shape, outputs, **options)
     except Exception as error:
+        is_module = isinstance(factory, type) and issubclass(factory, nn.Module)
+        wrap = f"; name a function instead: def build(input_shape, outputs): return {factory_name}(...)" * is_module
         raise ModelError(
             f"model {name!r}: {factory_name}(input_shape={input_shape}, outputs={outputs}"
-            f"{''.join(f', {key}={value!r}' for key, value in options.items())}) raised {raised(error)}"
+            f"{''.join(f', {key}={value!r}' for key, value in options.items())}) raised {raised(error)}{wrap}"
         ) from error
     if not isinstance(model, nn.Module):
         raise ModelError(f"model {name!r}: {factory_name} returned {type(model).__name__}, expected a torch.nn.Module")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import platform
-import random
 import time
 from collections import Counter
 from collections.abc import Sequence
@@ -40,6 +39,7 @@ from scalebench.strategies.base import Strategy
 from scalebench.study.spec import Run
 from scalebench.system.background_load import BackgroundLoad, taken_by
 from scalebench.system.clock import WallClock
+from scalebench.system.random_state import seed_generators, worker_seed
 from scalebench.training.initial_weights import save_weights
 from scalebench.training.loop import EvaluationResult, evaluate, train
 from scalebench.training.outcome import Evaluation, Outcome, RunFacts, WorkerReport
@@ -87,9 +87,10 @@ class Session:
         run = self.run
         self._elsewhere = self._listen()
         torch.set_num_threads(run.threads_per_worker)
-        random.seed(run.seed)
-        np.random.seed(run.seed % (1 << 32))
-        torch.manual_seed((run.seed * 1_000_003 + self.mpi.rank + 1) % (1 << 63))  # as virtual workers are seeded
+        seed = worker_seed(run.seed, self.mpi.rank)  # as virtual workers are seeded
+        seed_generators(seed)
+        if self.device.type == "cuda":
+            torch.cuda.manual_seed(seed)
         forget_peak_memory(self.device)
         strategy = registry.create(run.strategy.name, run.strategy.options, run.engine)
         dataset = open_dataset(self.job.datasets[run.workers])

@@ -27,6 +27,7 @@ from scalebench.pricing.schedule import Event, RankGroups, Schedule
 from scalebench.strategies.base import Batch, Strategy
 from scalebench.study.spec import Component, Run, Training
 from scalebench.system.clock import Clock, Task
+from scalebench.system.random_state import drawn_since, random_state, seeded, worker_seed
 from scalebench.training.loop import train
 from scalebench.training.meters import Meters
 from scalebench.training.optimizers import build_optimizer
@@ -77,7 +78,11 @@ def record_each(
         clock = RecordingClock(schedule)
         comm = RecordingCommunicator(clock, everyone, rank)
         worker = RecordingWorker(run, plan, comm, clock, workers_per_node, model)
-        schedule.report = train(worker, strategy)
+        with seeded(worker_seed(run.seed, rank)):  # a user's strategy may draw from the global generators
+            before = random_state()
+            schedule.report = train(worker, strategy)
+            if drawn_since(before):
+                schedule.reads_seed = schedule.reads_rank = True
         schedule.memory_bytes = worker.memory_bytes
         yield schedule
         if not schedule.reads_rank:

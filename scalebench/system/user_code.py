@@ -11,8 +11,11 @@ from types import ModuleType
 from typing import Any
 
 from scalebench.errors import OWN_MODULE, StudyError, UsageError, nearest, place_in_own_code
+from scalebench.system.random_state import seeded
 
 STRATEGY_FORM = "file.py:Class, for example my_strategy.py:LazyAverage"
+_DRAWING = ("numpy", "torch")  # libraries with a random generator, in the order in which they are loaded
+_IMPORT_SEED = 0
 
 _MOST_BYTES = 10_000_000
 
@@ -43,6 +46,9 @@ def own_file(kind: str, name: str, form: str, error: type[UsageError]) -> Path:
 def load_own(kind: str, name: str, form: str, what: str, error: type[UsageError]) -> Any:
     """Return the callable `name`; its file is executed again after a change.
 
+    The file is executed with generators of one seed, wherever and whenever that happens: numbers that it draws are
+    equal in all processes, and those of a run under way stay as they were.
+
     Raises:
         UsageError: (of class `error`) no such file, a file that cannot be imported, or no such callable (a `what`).
     """
@@ -71,9 +77,14 @@ def _module(file: Path, *_: int) -> ModuleType:
     if spec is None or spec.loader is None:
         raise ImportError("not a Python file; expected a name that ends in .py")
     module = importlib.util.module_from_spec(spec)
+    source = file.read_bytes()
+    for library in _DRAWING:
+        if library.encode() in source:  # loaded first, for its generator to be seeded
+            importlib.import_module(library)
     sys.modules[name] = module  # for dataclasses and pickle, which look up the module of a class
     try:
-        spec.loader.exec_module(module)
+        with seeded(_IMPORT_SEED):
+            spec.loader.exec_module(module)
     except BaseException:
         del sys.modules[name]
         raise

@@ -99,11 +99,11 @@ def train(
 
 def _warm_up(replica: Replica, strategy: Strategy) -> None:
     steps = min(replica.run.warmup_steps, replica.plan.steps(0))
-    for batch in replica.batches(0):
-        if batch.step == steps:
-            break
-        strategy.warm_up(replica, batch)
-    replica.reset()
+    with replica.rehearsal():
+        for batch in replica.batches(0):
+            if batch.step == steps:
+                break
+            strategy.warm_up(replica, batch)
 
 
 class EvaluationResult(NamedTuple):

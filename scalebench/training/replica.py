@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import lru_cache
 from types import SimpleNamespace
@@ -16,13 +17,16 @@ from scalebench.comm.base import Communicator, Server, ServerRule, SharedState
 from scalebench.data.dataset import Dataset
 from scalebench.data.plan import BatchPlan
 from scalebench.data.shard import Shard, equal_batches
+from scalebench.models.attributes import module_attributes, put_back_attributes
 from scalebench.models.flat import Memory, is_finite, side_by_side, views
+from scalebench.models.metric import loss_for, own_loss, takes_labels
 from scalebench.models.pinning import require_unchanged
-from scalebench.models.registry import build_model, loss_for
+from scalebench.models.registry import build_model
 from scalebench.strategies.base import Batch
 from scalebench.strategies.replica_state import floating_buffers
 from scalebench.study.spec import BY_LAYER, Run
 from scalebench.system.clock import Clock, Task
+from scalebench.system.random_state import put_back, random_state
 from scalebench.training.initial_weights import load_weights
 from scalebench.training.meters import Meters
 from scalebench.training.optimizers import FlatSgd, build_optimizer, check_optimizer, learning_rate
@@ -80,8 +84,9 @@ class Replica:
         self._initial_buffers = [buffer.clone() for buffer in self.model.buffers()]
         self.shard = Shard(dataset, plan, self.rank, self.dtype, self.device)
         self.state = SimpleNamespace()
-        self.forward: Callable[[Tensor], Tensor] = self.model
+        self.forward: Callable[..., Any] = self.model
         self.loss = loss_for(dataset.task)
+        self.gives_labels = takes_labels(self.model, dataset.task)
         self._flat_parameter = torch.nn.Parameter(self.parameters)
         self._flat_parameter.grad = self.gradients
         by_layer = run.optimizer.name in BY_LAYER
@@ -151,11 +156,18 @@ class Replica:
 
     # --- training ---------------------------------------------------------------------------------------------
 
+    def batch_loss(self, batch: Batch) -> Tensor:
+        """Return the mean loss () of a batch: the model's own where it gives one."""
+        outputs = self.forward(batch.x, labels=batch.y) if self.gives_labels else self.forward(batch.x)
+        if isinstance(outputs, Tensor):
+            return self.loss(outputs, batch.y)
+        return own_loss(outputs, batch.y, self.loss)
+
     def gradient(self, batch: Batch, weight: float = 1.0, *, add: bool = False) -> None:
         samples = batch.x.shape[0]
         if not add:
             self.gradients.zero_()
-        loss = self.loss(self.forward(batch.x), batch.y)
+        loss = self.batch_loss(batch)
         self.clock.did(Task.FORWARD, samples)
         _backward(loss, _scalar(weight, self.dtype, self.device))
         self.computed(loss.detach(), samples)
@@ -221,13 +233,31 @@ class Replica:
 
     # --- meters -----------------------------------------------------------------------------------------------
 
+    @contextmanager
+    def rehearsal(self) -> Iterator[None]:
+        """Undo the steps inside: only time has passed behind it.
+
+        Weights, buffers, attributes of the model's modules, random states, optimizer and meters are put back.
+        """
+        states, attributes = random_state(), module_attributes(self.model)
+        on_device = torch.cuda.get_rng_state(self.device) if self.device.type == "cuda" else None
+        try:
+            yield
+        finally:
+            put_back(states)
+            put_back_attributes(attributes)
+            if on_device is not None:
+                torch.cuda.set_rng_state(on_device, self.device)
+            self.reset()
+
     def reset(self) -> None:
-        """Reset weights, optimizer state and meters after warm-up."""
+        """Reset weights, optimizer state and meters."""
         with torch.no_grad():
             self.parameters.copy_(self.initial)
             for buffer, value in zip(self.model.buffers(), self._initial_buffers, strict=True):
                 buffer.copy_(value)
         self.gradients.zero_()
+        self.last_loss = torch.zeros((), dtype=self.dtype, device=self.device)
         self.reset_optimizer()
         self._begin()
 

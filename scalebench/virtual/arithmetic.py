@@ -28,6 +28,7 @@ from torch import Tensor, nn
 from scalebench.data.dataset import Dataset
 from scalebench.data.plan import BatchPlan
 from scalebench.errors import in_one_line
+from scalebench.models.attributes import equal_attributes, module_attributes
 from scalebench.models.flat import Memory
 from scalebench.records.machine import cpu_model
 from scalebench.strategies.allreduce import GradientAveraging
@@ -35,6 +36,7 @@ from scalebench.strategies.base import Batch, Worker
 from scalebench.study.spec import BY_LAYER, Run
 from scalebench.system.atomic_write import cache_folder
 from scalebench.system.clock import Task, WallClock
+from scalebench.system.random_state import drawn_since, random_state
 from scalebench.training.loop import evaluate, train
 from scalebench.training.optimizers import FlatSgd
 from scalebench.training.outcome import Evaluation
@@ -387,22 +389,34 @@ def _why_single(replica: Replica, run: Run) -> str:
     hooks = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
     if any(getattr(module, name, None) for module in replica.model.modules() for name in hooks):
         return "the model has hooks"
-    if draws_random_numbers(replica):
+    if replica.gives_labels or not _gives_tensor(replica):
+        return "the model gives a loss, or logits, of its own"
+    if drawn_in_a_step(replica):
         return "the model draws random numbers"
+    if _changes_attributes(replica):
+        return "the model keeps a state that is no buffer"
     return ""
 
 
-def draws_random_numbers(replica: Replica) -> bool:
-    """Return True if a step of the model consumes random numbers (dropout): every worker needs its own generator."""
-    before = torch.get_rng_state()
-    try:
-        for batch in replica.batches(0):
-            replica.gradient(batch)
-            break
-        return not torch.equal(before, torch.get_rng_state())
-    finally:
-        torch.set_rng_state(before)
-        replica.reset()
+def drawn_in_a_step(replica: Replica) -> frozenset[str]:
+    """Return the generators that a step of the model draws from (dropout): every worker needs its own states."""
+    before = random_state()
+    with replica.rehearsal():
+        replica.gradient(next(replica.batches(0)))
+        return drawn_since(before)
+
+
+def _gives_tensor(replica: Replica) -> bool:
+    with replica.rehearsal(), torch.no_grad():
+        return isinstance(replica.forward(next(replica.batches(0)).x), Tensor)
+
+
+def _changes_attributes(replica: Replica) -> bool:
+    """Return True if a step changes attributes of the model's modules, as a counter of calls: each needs its own."""
+    with replica.rehearsal():
+        before = module_attributes(replica.model)
+        replica.gradient(next(replica.batches(0)))
+        return not equal_attributes(before, module_attributes(replica.model))
 
 
 def _of_one_batch(replica: Replica, batches: Sequence[Batch]) -> Tensor:

@@ -23,6 +23,7 @@ from scalebench.strategies import registry
 from scalebench.strategies.allreduce import mean_of_gradients
 from scalebench.strategies.base import Strategy
 from scalebench.study.spec import Run
+from scalebench.system.random_state import drawn_since, put_back, random_state, seed_generators, worker_seed
 from scalebench.training.loop import EvaluationResult, Trainee, evaluate, train
 from scalebench.training.outcome import Evaluation, Outcome, RunFacts, WorkerReport
 from scalebench.training.replica import Replica
@@ -31,7 +32,7 @@ from scalebench.virtual.arithmetic import (
     Batched,
     BatchedReplica,
     choose,
-    draws_random_numbers,
+    drawn_in_a_step,
     train_one_for_all,
 )
 from scalebench.virtual.clock import ModelledClock, RecordingVirtualClock, VirtualClock
@@ -41,9 +42,11 @@ from scalebench.virtual.scheduler import Group, Scheduler
 from scalebench.virtual.shared import HostedState, ServerState, VirtualServer, VirtualShared, VirtualStore
 
 Weights = dict[str, Tensor]
+Generators = frozenset[str]  # names of `system.random_state`
+Played = tuple[Outcome, Weights]
 
 
-def simulate(run: Run, dataset: Dataset, machine: Machine) -> tuple[Outcome, Weights]:
+def simulate(run: Run, dataset: Dataset, machine: Machine) -> Played:
     """Run `run` virtually; what goes wrong in training becomes the outcome's status, not an exception.
 
     The weights are the vectors `initial` and `final` (n,); empty unless the run completed.
@@ -56,7 +59,7 @@ def simulate_alike(runs: Sequence[Run], dataset: Dataset, machine: Machine) -> I
 
     Of a model with buffers, a strategy that sends them is computed for itself: workers would else have their own.
     """
-    first: tuple[Outcome, Weights] | None = None
+    first: Played | None = None
     for run in runs:
         if run.execution == "modelled":
             yield run, _timed_without_jitter(run, model_time(run, dataset, machine), dataset, machine), {}
@@ -164,9 +167,7 @@ def alike(run: Run) -> str:
     return f"{arithmetic} {run.workers} {run.seed} {sorted(run.tuned.items())}" if shares else run.run_id
 
 
-def _judged(
-    run: Run, dataset: Dataset, machine: Machine, play: Callable[[Simulation], tuple[Outcome, Weights]]
-) -> tuple[Outcome, Weights]:
+def _judged(run: Run, dataset: Dataset, machine: Machine, play: Callable[[Simulation], Played]) -> Played:
     try:
         return play(Simulation([run], dataset, machine))
     except RunError as error:
@@ -199,15 +200,40 @@ class Simulation:
         self._deadline = began + run.time_limit_s
         self._per_node = machine.cluster.node.workers_per_node
 
-    def play(self) -> tuple[Outcome, Weights]:
-        """Compute the run."""
-        choice = choose(self.run, self.dataset, self.plan)
-        if choice.batched:
+    def play(self, drawn: Generators = frozenset()) -> Played:
+        """Compute the run; `drawn` are random generators that it is known to draw from."""
+        batched = not drawn and choose(self.run, self.dataset, self.plan).batched
+        if batched:
             self._pool = Batched(self._replica(0), self.run.workers)
-        self.arithmetic = "batched" if choice.batched else "per_replica"
+        self.arithmetic = "batched" if batched else "per_replica"
         replicas = [self._replica(rank) for rank in range(self.run.workers)]
         self.costs.gradients = gradients(replicas[0].model, self.table.release_at(self.plan.batch_size))
-        self.scheduler.stochastic = not choice.batched and draws_random_numbers(replicas[0])
+        if not batched:
+            drawn |= drawn_in_a_step(replicas[0])
+        return self._with_generators(drawn, lambda: self._played(replicas), Simulation.play)
+
+    def _with_generators(
+        self, drawn: Generators, attempt: Callable[[], Played], again: Callable[[Simulation, Generators], Played]
+    ) -> Played:
+        """Make `attempt` with states of the generators `drawn` for each worker.
+
+        If it draws from others (a model that draws now and then, a user's strategy), workers have shared these, in the
+        order of events: the run is then made `again`, anew, with them.
+        """
+        self.scheduler.drawn = drawn
+        before, failure = random_state(), None
+        try:
+            played = attempt()
+        except Exception as error:
+            failure = error
+        if missed := drawn_since(before) - drawn:
+            put_back(before)
+            return again(Simulation([self.run], self.dataset, self.machine), drawn | missed)
+        if failure is not None:
+            raise failure
+        return played
+
+    def _played(self, replicas: Sequence[Replica]) -> Played:
         reports = self.scheduler.run({replica.rank: self._training(replica) for replica in replicas})
         began = time.perf_counter()
         verdicts = self.scheduler.run({replica.rank: self._evaluation(replica) for replica in replicas})
@@ -217,12 +243,15 @@ class Simulation:
         weights = {"initial": replicas[0].initial, "final": final} if final is not None else {}
         return self._outcome(self.run, reports, found, eval_s, replicas[0].parameters.numel()), weights
 
-    def play_or_train_one(self) -> tuple[Outcome, Weights]:
+    def play_or_train_one(self) -> Played:
         """Compute a run whose arithmetic is shared: where replicas stay equal, on one of them, priced by schedule."""
         averages = self.strategy.arithmetic(self.run.workers) == mean_of_gradients(self.run.workers)
         one_batch = averages and self.run.workers > 1 and choose(self.run, self.dataset, self.plan).one_batch
         if not one_batch:
             return self.play()
+        return self._with_generators(frozenset(), self._one_for_all, Simulation.play)
+
+    def _one_for_all(self) -> Played:
         found = train_one_for_all(self.run, self.dataset, self.plan, self._watch_time)
         self.arithmetic = ONE_BATCH
         trace = Trace(found.losses, found.evaluated, arithmetic=ONE_BATCH)
@@ -255,8 +284,11 @@ class Simulation:
             outcomes.append(outcome)
         return outcomes
 
-    def model(self) -> tuple[Outcome, Weights]:
+    def model(self, drawn: Generators = frozenset()) -> Played:
         """Price the schedule of the run, or walk through its program where the order depends on time."""
+        return self._with_generators(drawn, self._modelled, Simulation.model)
+
+    def _modelled(self) -> Played:
         model = self._without_arithmetic()
         each = record_each(self.run, self.strategy, self.plan, model, self._per_node)
         first = next(each)
@@ -317,7 +349,7 @@ class Simulation:
 
     def _training(self, worker: Trainee) -> Callable[[], WorkerReport]:
         def program() -> WorkerReport:
-            torch.default_generator.manual_seed(_worker_seed(self.run, worker.rank))
+            seed_generators(worker_seed(self.run.seed, worker.rank), self.scheduler.drawn)
             report = train(worker, self.strategy, on_epoch=self._watch_time)
             if isinstance(worker.clock, VirtualClock):
                 report.hidden_comm_s = worker.clock.hidden_comm_s
@@ -380,7 +412,3 @@ class ModelledWorker(RecordingWorker):
 
     def server(self, rule: ServerRule) -> VirtualServer:
         return self._hosts.server(rule)
-
-
-def _worker_seed(run: Run, rank: int) -> int:
-    return (run.seed * 1_000_003 + rank + 1) % (1 << 63)

@@ -8,7 +8,7 @@ which Python executes the arithmetic between them.
 from __future__ import annotations
 
 import heapq
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -19,24 +19,25 @@ from torch import Tensor
 
 from scalebench.errors import RunError
 from scalebench.pricing.overlap import Stream
+from scalebench.system.random_state import put_back, random_state
 
 
 class Scheduler:
     """Scheduler of one greenlet for each worker.
 
     Ties in time are broken by a seeded draw (`ties="seeded"`), as a fixed order would always favour the same worker, or
-    by rank (`ties="rank"`), for comparisons with a reference. With `stochastic`, for models that draw random numbers
-    while training, each worker has a generator state of its own.
+    by rank (`ties="rank"`), for comparisons with a reference. Of the random generators `drawn` (names of
+    `system.random_state`), which models or strategies draw from while training, each worker has a state of its own.
     """
 
-    def __init__(self, *, seed: int, ties: str = "seeded", stochastic: bool = False) -> None:
+    def __init__(self, *, seed: int, ties: str = "seeded", drawn: Collection[str] = ()) -> None:
         self._heap: list[tuple[float, float, int, int]] = []
         self._greenlets: dict[int, greenlet] = {}
         self._waiting: dict[int, str] = {}
         self._random = np.random.default_rng([seed, 0x7135]) if ties == "seeded" else None
         self._events = 0
-        self.stochastic = stochastic
-        self._generators: dict[int, torch.Tensor] = {}
+        self.drawn = drawn
+        self._generators: dict[int, dict[str, Any]] = {}
         self._grad: dict[int, bool] = {}
         self._hub = greenlet.getcurrent()
 
@@ -89,20 +90,20 @@ class Scheduler:
         heapq.heappush(self._heap, (time, tie, self._events, rank))
 
     def _resume(self, rank: int) -> None:
-        # Greenlets share one thread: its grad mode and generator state are swapped for each worker.
+        # Greenlets share one thread: its grad mode and generator states are swapped for each worker.
         outside_grad = torch.is_grad_enabled()
-        outside_state = torch.get_rng_state() if self.stochastic else None
-        if self.stochastic and rank in self._generators:
-            torch.set_rng_state(self._generators[rank])
+        outside_states = random_state(self.drawn) if self.drawn else {}
+        if self.drawn and rank in self._generators:
+            put_back(self._generators[rank])
         _set_grad(self._grad.get(rank, True))
         try:
             self._greenlets[rank].switch()
         finally:
             self._grad[rank] = torch.is_grad_enabled()
             _set_grad(outside_grad)
-            if outside_state is not None:
-                self._generators[rank] = torch.get_rng_state()
-                torch.set_rng_state(outside_state)
+            if self.drawn:
+                self._generators[rank] = random_state(self.drawn)
+                put_back(outside_states)
 
     def _body(self, rank: int, program: Callable[[], Any], results: dict[int, Any]) -> Callable[[], None]:
         def body() -> None:

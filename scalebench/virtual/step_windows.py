@@ -272,7 +272,6 @@ def take_steps(replica: Any, turns: Iterable[int]) -> int:
 
 def release_shares(replica: Any) -> list[float]:
     """Return the share of the backward pass after which each gradient is complete, the median over some steps."""
-    import torch
 
     trainable = [parameter for parameter in replica.model.parameters() if parameter.requires_grad]
     now, between = _moments(replica.device)
@@ -283,11 +282,10 @@ def release_shares(replica: Any) -> list[float]:
     ]
     shares = []
     batch = next(iter(replica.batches(0)))
-    loss = torch.nn.functional.cross_entropy if replica.task == "classification" else torch.nn.functional.mse_loss
     for _ in bounded(*_RELEASES, _RELEASES_S):
-        value = loss(replica.model(batch.x), batch.y)
+        value = replica.batch_loss(batch)
         begin = now()
-        value.backward()  # type: ignore[no-untyped-call]
+        value.backward()
         end = now()
         whole = between(begin, end)
         shares.append([between(begin, moments.get(index, end)) / whole for index in range(len(trainable))])

@@ -8,6 +8,7 @@ from scalebench.errors import ModelError
 from scalebench.models.architecture import MODELS
 from scalebench.models.registry import build_model, check_model, describe_models, model_notes
 from scalebench.study.spec import Component
+from scalebench.system.random_state import drawn_since, random_state
 
 
 def build(component, input_shape=(64,), outputs=10, dtype=torch.float32, seed=0, task="classification"):
@@ -89,6 +90,11 @@ def test_precisions_start_from_the_same_numbers():
         ({"mlp": {"hidden": [0]}}, r"option 'hidden\.0': expected a number greater than 0, got 0"),
         ({"mlp": {"activation": "sigmoid"}}, "'relu', 'tanh' or 'gelu', got 'sigmoid'"),
         ({"cnn": {"channels": [1]}}, "model cnn: option 'channels"),
+        (
+            "google/vit-base-patch16-224",
+            r"a model of a hub is a function in a file .*from_pretrained\('google/vit-base",
+        ),
+        ("bert-base-uncased", "a model of a hub is a function in a file of yours"),
     ],
 )
 def test_unknown_models_and_options(component, message):
@@ -234,3 +240,72 @@ def test_channels_that_are_not_found_are_refused_until_they_are_stated():
         model = build({"cnn": {"layout": layout}}, (8, 6, 13))
         assert next(model.parameters()).shape[1] == planes
         assert model_notes(Component(name="cnn", options={"layout": layout}), (8, 6, 13)) == []
+
+
+DRAWN_AT_IMPORT = """
+import random
+
+import numpy as np
+import torch
+from torch import nn
+
+DRAWN = [float(torch.rand(())), random.random(), float(np.random.rand())]
+
+
+def build(input_shape, outputs):
+    made = nn.Linear(input_shape[0], outputs)
+    made.bias.data[:3] = torch.tensor(DRAWN)
+    made.bias.data[3:5] = torch.tensor([random.random(), float(np.random.rand())])
+    return made
+
+
+class Net(nn.Module):
+    def __init__(self, width):
+        super().__init__()
+
+
+def complex_weights(input_shape, outputs):
+    made = build(input_shape, outputs)
+    made.spectrum = nn.Parameter(torch.zeros(2, dtype=torch.complex64))
+    return made
+
+
+def complex_buffers(input_shape, outputs):
+    made = build(input_shape, outputs)
+    made.register_buffer("phases", torch.zeros(2, dtype=torch.complex64))
+    return made
+"""
+
+
+def test_weights_of_a_file_that_draws_when_it_is_imported_depend_on_the_seed_only(tmp_path):
+    path = tmp_path / "own.py"
+    path.write_text(DRAWN_AT_IMPORT)
+    first = build(f"{path}:build", seed=1)
+    torch.manual_seed(9)
+    before = random_state()
+    path.write_text(DRAWN_AT_IMPORT + "\n")  # imported once more
+    imported, again, other = (
+        build(f"{path}:build", seed=1),
+        build(f"{path}:build", seed=1),
+        build(f"{path}:build", seed=2),
+    )
+    assert drawn_since(before) == frozenset()
+    for model in (imported, again):
+        assert torch.equal(first.weight, model.weight)
+        assert torch.equal(first.bias, model.bias)
+    assert torch.equal(other.bias[:3], first.bias[:3]), "drawn at import: equal in all processes and runs"
+    assert not set(other.bias[3:5].tolist()) & set(first.bias[3:5].tolist())
+
+
+@pytest.mark.parametrize(
+    ("factory", "message"),
+    [
+        ("complex_weights", r"spectrum is complex \(complex64\).*torch.view_as_complex joins in forward"),
+        ("complex_buffers", r"phases is complex \(complex64\)"),
+        ("Net", r"raised TypeError: .*; name a function instead: def build\(input_shape, outputs\): return Net\(...\)"),
+    ],
+)
+def test_complex_numbers_and_classes_are_refused(tmp_path, factory, message):
+    (tmp_path / "own.py").write_text(DRAWN_AT_IMPORT)
+    with pytest.raises(ModelError, match=message):
+        build(f"{tmp_path / 'own.py'}:{factory}")

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import random
 from dataclasses import replace
 
 import numpy as np
 import pytest
 import torch
+
+from scalebench.virtual.engine import simulate
 
 PARALLEL = ["allreduce", "horovod", "ddp", "epoch_average", {"epoch_average": {"aggregation": "master"}}]
 
@@ -181,6 +184,86 @@ def test_dropout_does_not_depend_on_the_interleaving(play, tmp_path):
     _, plain = play("epoch_average", 3, model=model)
     _, slowed = play("epoch_average", 3, model=model, virtual={"slowdown": {0: 3.0}})
     assert torch.equal(plain["final"], slowed["final"])
+
+
+DRAWING = """
+import random
+
+import numpy as np
+import torch
+from torch import nn
+
+
+class Net(nn.Module):
+    def __init__(self, inputs, outputs, late):
+        super().__init__()
+        self.net, self.calls, self.late = nn.Linear(inputs, outputs), 0, late
+
+    def forward(self, x):
+        self.calls += self.training
+        if self.training and self.calls > 5 * self.late:
+            x = x + 0.1 * random.random() + 0.1 * float(np.random.normal())
+        return self.net(x)
+
+
+def build(input_shape, outputs, late=False):
+    return Net(input_shape[0], outputs, late)
+"""
+
+
+@pytest.mark.parametrize("late", [False, True])
+def test_numbers_of_python_and_numpy_are_each_worker_s_own(play, tmp_path, late):
+    (tmp_path / "net.py").write_text(DRAWING)
+    model = {f"{tmp_path / 'net.py'}:build": {"late": late}}
+    _, plain = play("epoch_average", 3, model=model)
+    random.seed(17)
+    np.random.seed(18)
+    _, slowed = play("epoch_average", 3, model=model, virtual={"slowdown": {0: 3.0}})
+    assert torch.equal(plain["final"], slowed["final"])
+
+
+NOISY = """
+import random
+from typing import ClassVar
+
+import numpy as np
+import torch
+
+from scalebench.strategies.base import Strategy
+
+
+class Noisy(Strategy):
+    name: ClassVar[str] = "noisy"
+    summary: ClassVar[str] = "noise after each epoch"
+    source: ClassVar[str] = "an example"
+
+    def train_epoch(self, worker, epoch):
+        for batch in worker.batches(epoch):
+            worker.local_step(batch)
+        noise = random.random() + float(np.random.normal()) + float(torch.rand(()))
+        worker.parameters.add_(0.01 * noise)
+        worker.comm.allreduce_(worker.parameters, "mean")
+        worker.parameters.add_(0.01 * float(torch.rand(())))
+        worker.comm.allreduce_(worker.parameters, "mean")
+"""
+
+
+def test_numbers_that_a_strategy_draws_are_each_worker_s_own(play, tmp_path):
+    (tmp_path / "own.py").write_text(NOISY)
+    strategy = f"{tmp_path / 'own.py'}:Noisy"
+    _, plain = play(strategy, 3)
+    _, slowed = play(strategy, 3, virtual={"slowdown": {0: 3.0}})
+    assert torch.equal(plain["final"], slowed["final"])
+
+
+def test_a_strategy_that_changes_its_samples_in_place_fails_in_one_line(make_run, blobs, machine, tmp_path):
+    source = NOISY.replace(
+        "            worker.local_step(batch)", "            worker.local_step(batch)\n            batch.x.add_(1)"
+    )
+    (tmp_path / "own.py").write_text(source)
+    outcome, _ = simulate(make_run(f"{tmp_path / 'own.py'}:Noisy", 2), blobs, machine)
+    assert (outcome.status, "\n" in outcome.error) == ("failed", False)
+    assert "the training samples were changed in place" in outcome.error
 
 
 @pytest.mark.parametrize(("strategy", "workers"), [("serial", 1), ("epoch_async", 3), ("asp", 2)])

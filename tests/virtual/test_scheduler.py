@@ -101,7 +101,7 @@ def test_grad_mode_of_one_worker_does_not_leak_into_another():
 
 def test_workers_have_separate_generator_states():
     def draws(workers: int) -> dict[int, list[float]]:
-        scheduler = Scheduler(seed=0, stochastic=True)
+        scheduler = Scheduler(seed=0, drawn={"torch"})
 
         def program(rank: int):
             def body():

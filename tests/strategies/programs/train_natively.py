@@ -24,6 +24,7 @@ from scalebench.strategies import registry, replica_state
 from scalebench.strategies.ddp import Ddp
 from scalebench.study.spec import Run
 from scalebench.system.clock import WallClock
+from scalebench.system.random_state import seed_generators, worker_seed
 from scalebench.training.loop import evaluate, train
 from scalebench.training.replica import Replica
 from tests.strategies import daso_case
@@ -108,7 +109,7 @@ def take_part(run, mpi, entry, dataset, folder):
         made, dataset = daso_case.reference_class(case), daso_case.stand_in(case["x"], case["y"])
     strategy = registry.create(run.strategy.name, run.strategy.options, run.engine)
     clock = WallClock()
-    torch.manual_seed(1)
+    seed_generators(worker_seed(run.seed, mpi.rank))
     calls = [0, 0]
     mpi = Counted(mpi).over(clock, calls)
     with connected(run.engine, mpi, clock, one_node=True) as comm, counting_in_torch(clock, calls):
