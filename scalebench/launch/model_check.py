@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from scalebench.comm import engines
 from scalebench.errors import ModelError
@@ -18,8 +19,14 @@ from scalebench.study.spec import Run, Study
 from scalebench.system.memory import usable_memory_mib
 from scalebench.training.initial_weights import load_weights
 
+if TYPE_CHECKING:
+    from torch import nn
+
+    from scalebench.models.trial import Trial
+
 _WARM_UP, _WARM_UP_S = (2, 20), 0.5  # steps, at least and at most, and seconds; large models take the fewest
 _STEPS, _STEPS_S = (3, 60), 1.0
+_TRIED = 2  # samples of a batch on which a model is tried
 
 
 def look_at_model(plan: StudyPlan) -> list[str]:
@@ -40,9 +47,10 @@ def look_at_model(plan: StudyPlan) -> list[str]:
         raise ModelError(f"model {study.model} has no parameters to train")
     if study.init_weights is not None:
         load_weights(study.init_weights, parameters)
-    strategy_warnings(study, plan.sweep.runs, plan.cluster, shapes=shapes)
-    statistics = any(buffer.is_floating_point() for buffer in model.buffers())
-    notes = local_statistics(study) if statistics else []
+    without_gradient, notes = _tried(plan, model)
+    strategy_warnings(study, plan.sweep.runs, plan.cluster, shapes=shapes, without_gradient=without_gradient)
+    if any(buffer.is_floating_point() for buffer in model.buffers()):
+        notes += local_statistics(study)
     meta = model.to("meta")
 
     def replica_bytes(run: Run) -> int:
@@ -54,6 +62,34 @@ def look_at_model(plan: StudyPlan) -> list[str]:
         return most
 
     return notes + memory_notes(plan, parameters * dtype.itemsize, replica_bytes)
+
+
+def _tried(plan: StudyPlan, model: nn.Module) -> Trial:
+    """Train the model on the smallest batch of the study, where it is to be trained.
+
+    Models of this package are known to train but for BatchNorm on one sample.
+    """
+    import torch
+
+    from scalebench.models.trial import Trial, is_foreign, refuse_small_batches, try_model
+
+    study, trained = plan.study, [run for run in plan.sweep.runs if run.execution != "modelled"]
+    smallest = min((plan.prepared.plans[run.workers].batch_sizes(0).min() for run in trained), default=0)
+    dataset = next(iter(plan.prepared.datasets.values()))
+    samples = min(int(smallest), _TRIED)
+    if not samples or not (is_foreign(study.model) or samples == 1):
+        return Trial([], [])
+    dtype = getattr(torch, study.dtype)
+    x = torch.tensor(dataset.x_train[:samples], dtype=dtype)
+    y = torch.tensor(dataset.y_train[:samples], dtype=torch.int64 if dataset.task == "classification" else dtype)
+
+    def build() -> nn.Module:
+        return build_model(study.model, dataset.input_shape, dataset.outputs, dataset.task, dtype, study.seed)
+
+    if is_foreign(study.model):
+        return try_model(study.model, build, x, y, dataset.outputs, dataset.task)
+    refuse_small_batches(study.model, build(), x, y, dataset.outputs, dataset.task)
+    return Trial([], [])
 
 
 def local_statistics(study: Study) -> list[str]:

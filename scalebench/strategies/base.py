@@ -157,6 +157,7 @@ class Setting:
     workers_per_node: int
     steps: int | None = None  # of an epoch; None until the data are partitioned
     shapes: Sequence[tuple[int, ...]] | None = None  # of the model's parameters; None until it is built
+    without_gradient: Sequence[str] = ()  # names of parameters that get none in some step
 
 
 class Strategy(Choice):

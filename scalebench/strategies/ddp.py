@@ -9,6 +9,7 @@ from typing import Any, ClassVar, Literal
 from pydantic import Field, model_validator
 
 from scalebench.comm.base import Capability, Overlap
+from scalebench.errors import StudyError
 from scalebench.strategies.allreduce import GradientAveraging, mean_of_gradients
 from scalebench.strategies.base import Batch, Setting, Synchronisation, Worker
 from scalebench.strategies.compression import (
@@ -37,6 +38,8 @@ class VirtualDdp(GradientAveraging):
     statistics and counters), broadcast to all: torch's default. PowerSGD has one bucket whatever the cap, for of
     several its hook sums on gloo in an order that ranks do not share. A lone worker compresses nothing.
 
+    With find_unused_parameters each step also adds up, over the workers, which parameters have a gradient.
+
     A virtual run charges the same buckets, each when it is complete; of PowerSGD two collectives, after the backward
     pass.
     """
@@ -45,6 +48,7 @@ class VirtualDdp(GradientAveraging):
     compression: Literal["none", "fp16", "bf16", "powersgd"] = Field("none", description="what travels")
     rank: int = Field(1, ge=1, le=4096, description="powersgd: rank of the factors")
     start: int = Field(2, ge=2, description="powersgd: first steps that are not compressed; torch wants at least 2")
+    find_unused_parameters: bool = Field(False, description="for models of which some parameters get no gradient")
 
     name: ClassVar[str] = "ddp"
     summary: ClassVar[str] = "the real DistributedDataParallel: gradients averaged every batch in overlapped buckets"
@@ -58,6 +62,11 @@ class VirtualDdp(GradientAveraging):
         worker.state.buffers = list(worker.model.buffers()) if worker.size > 1 else []
         if self.compression == "powersgd" and worker.size > 1:
             worker.state.factors = PowerSgd(worker, self.rank, self.start)
+        if self.find_unused_parameters:
+            import torch
+
+            used = torch.ones(_trainable(worker), dtype=torch.int32)
+            worker.state.used = used.to(worker.parameters.device)
 
     def gather(self, worker: Worker, batch: Batch, weight: float, *, add: bool, ends: bool) -> None:
         """The first forward pass of a step begins with worker 0's buffers."""
@@ -70,6 +79,8 @@ class VirtualDdp(GradientAveraging):
             worker.state.factors.mean_(worker.gradients)
         else:
             worker.comm.overlapped_mean_(worker.gradients, self.overlap)  # type: ignore[attr-defined]
+        if self.find_unused_parameters and worker.size > 1:
+            worker.comm.allreduce_(worker.state.used)
         if scale != 1.0:
             worker.gradients.mul_(scale)
         worker.update()
@@ -90,6 +101,13 @@ class VirtualDdp(GradientAveraging):
         return Synchronisation(every=self.accumulate, averaged="parameters, worker 0's buffers")
 
     def check(self, setting: Setting) -> list[str]:
+        if setting.without_gradient and not self.find_unused_parameters:
+            some = ", ".join(setting.without_gradient[:3])
+            more = f" and {len(setting.without_gradient) - 3} more" * (len(setting.without_gradient) > 3)
+            raise StudyError(
+                f"strategy ddp: {some}{more} of model {setting.training.model} get no gradient in some steps, for "
+                "which DDP waits; use ddp: {find_unused_parameters: true}, or leave them out of the model"
+            )
         if self.compression == "powersgd" and setting.workers > 1 and setting.shapes is not None:
             require_matrices(setting.shapes, self.rank)
         return []
@@ -123,10 +141,16 @@ class Ddp(VirtualDdp):
         worker.use_optimizer(lambda optimizer: optimizer)
         state, gradients = worker.state, worker.gradients
         cap: Any = self.torchs_cap(gradients.nbytes)  # torch takes floats, and says int
-        worker.forward = DistributedDataParallel(worker.model, process_group=group, bucket_cap_mb=cap)
+        worker.forward = DistributedDataParallel(
+            worker.model,
+            process_group=group,
+            bucket_cap_mb=cap,
+            find_unused_parameters=self.find_unused_parameters,
+        )
         state.steps, state.warmed = 0, False
         buffers = list(worker.model.buffers())
         state.buffer_bytes, state.buffer_calls = sum(each.nbytes for each in buffers), len({b.dtype for b in buffers})
+        state.used_bytes = 4 * _trainable(worker) if self.find_unused_parameters else 0
         state.sent = 2 * gradients.numel() if self.compression in WIRES else gradients.nbytes
         state.factors_sent = powersgd_elements(worker.model, self.rank) * gradients.element_size()
         if self.compression != "none" and worker.size > 1:
@@ -179,6 +203,8 @@ class Ddp(VirtualDdp):
                 comm.linger("broadcast", state.buffer_bytes)  # type: ignore[attr-defined]
             compressed = self.compression == "powersgd" and state.steps >= self.start
             comm.count(state.factors_sent if compressed else state.sent, calls=3 if compressed else 0)
+            if state.used_bytes:
+                comm.tally(state.used_bytes, 1)  # type: ignore[attr-defined]
             if compressed:
                 comm.tally(0)  # type: ignore[attr-defined]  # the second factor waits for the first one's mean
         state.steps += 1
@@ -196,6 +222,13 @@ class Ddp(VirtualDdp):
             log = worker.forward._get_ddp_logging_data()  # type: ignore[attr-defined]
             first, then = (len(sizes.split(",")) if sizes else None for sizes in map(log.get, _BUCKETS))
             early = 0 if state.warmed else min(plain, 1)  # steps with the first buckets
+            if self.find_unused_parameters:  # torch then makes no new buckets
+                then = first
             known = plain == early or then is not None
             calls = early * (first or 0) + (plain - early) * (then or 0) if known else None
             worker.comm.called(calls)  # type: ignore[attr-defined]
+
+
+def _trainable(worker: Worker) -> int:
+    """Return the number of parameter tensors that are trained."""
+    return sum(parameter.requires_grad for parameter in worker.model.parameters())

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from scalebench.cluster.load import load_cluster
+from scalebench.errors import ModelError, StudyError
 from scalebench.launch import model_check
 from scalebench.launch.model_check import ComputeEstimate, local_statistics, look_at_model
 from scalebench.launch.planning import StudyPlan, prepare_study
@@ -103,3 +104,38 @@ def test_real_workers_count_by_node_unless_they_train_on_gpus(machine_of, monkey
 )
 def test_estimate_gives_a_range_where_more_runs_may_follow(wall_s, core_hours, most, text):
     assert str(ComputeEstimate(0.001, wall_s, core_hours, most)) == text
+
+
+UNUSED = """
+from torch import nn
+
+
+class Net(nn.Module):
+    def __init__(self, inputs, outputs):
+        super().__init__()
+        self.net, self.other = nn.Linear(inputs, outputs), nn.Linear(inputs, 2)
+
+    def forward(self, x):
+        return self.net(x)
+
+
+def build(input_shape, outputs):
+    return Net(input_shape[0], outputs)
+"""
+
+
+def test_ddp_refuses_parameters_without_gradient_unless_it_finds_them(tmp_path):
+    (tmp_path / "own.py").write_text(UNUSED)
+    plan = plan_of(model=f"{tmp_path / 'own.py'}:build", strategies=["allreduce", "ddp"])
+    with pytest.raises(StudyError, match=r"ddp.*: other.weight, other.bias of model .* get no gradient in some steps"):
+        look_at_model(plan)
+    finding = [{"ddp": {"find_unused_parameters": True}}]
+    plan = plan_of(model=f"{tmp_path / 'own.py'}:build", strategies=finding)
+    assert any("other.weight, other.bias of model" in note for note in look_at_model(plan))
+
+
+def test_batches_of_one_sample_are_looked_at(tmp_path):
+    (tmp_path / "own.py").write_text(OWN)
+    plan = plan_of(model=f"{tmp_path / 'own.py'}:build", batch_per_worker=1, workers="1,2")
+    with pytest.raises(ModelError, match="fails while training on a batch of 1 sample"):
+        look_at_model(plan)

@@ -81,6 +81,7 @@ ALL_APART = {
     f"{APART}-local_sgd": {"local_sgd": {"steps": 5, **POLICIES}},
     f"{APART}-epoch_average": {"epoch_average": {"optimizer_state": "average"}},
 }
+DRAWING = f"{Path(__file__).parent / 'models' / 'drawing.py'}:build"
 UNEVEN = {"model": MODEL, "partition": {"dirichlet": {"alpha": 5}}}
 REPLACING = {**UNEVEN, "model": {f"{Path(__file__).parent / 'models' / 'replacing.py'}:build": {"replaces": True}}}
 
@@ -153,6 +154,8 @@ def test_four_mpi_ranks_compute_what_virtual_workers_and_heat_do(make_run, blobs
     runs += native_runs("mpi", {"epoch_average-plain": {"epoch_average": {}}}, make_run)
     runs += native_runs("mpi", {"epoch_average-grid": {"epoch_average": {}}}, make_run, blocks=[4, 2])
     runs += native_runs("mpi", {"epoch_average-speed": {"epoch_average": {"weighting": "samples"}}}, make_run, **speed)
+    drawing = {"allreduce-drawing": {"allreduce": {}}, "local_sgd-drawing": {"local_sgd": {"steps": 4}}}
+    runs += native_runs("mpi", drawing, make_run, model=DRAWING)
     found = launched("mpi", runs, REFERENCES, blobs, tmp_path)
     compare(runs, found, blobs, machine)
     for run in runs:
@@ -185,11 +188,16 @@ def test_torch_itself_computes_what_ours_does_on_gloo_ranks(make_run, blobs, mac
     pair = {"torch_hierarchical_local_sgd": {"torch_hierarchical_local_sgd": {"groups": {2: 3}}}}
     runs += native_runs("gloo", pair, make_run, counts=(2,))
     runs += native_runs("gloo", DDP, make_run, counts=(2, 4))
+    unused = {"ddp-unused": {"ddp": {"find_unused_parameters": True}}}
+    finding = native_runs("gloo", unused, make_run, counts=(2, 4), model=DRAWING)
     wide = {"mlp": {"hidden": [16, 16]}}
     compressed = native_runs("gloo", DDP_COMPRESSED, make_run, counts=(2, 4), model=wide)
     alone = native_runs("gloo", DDP_COMPRESSED, make_run, counts=(1,), model=wide)
-    found = launched("gloo", [*runs, *compressed, *alone], [], blobs, tmp_path)
-    compare([*runs, *alone], found, blobs, machine)
+    found = launched("gloo", [*runs, *finding, *compressed, *alone], [], blobs, tmp_path)
+    compare([*runs, *finding, *alone], found, blobs, machine)
+    for run in finding:  # torch adds up who has gradients within its reducer, where the hook counts buckets only
+        recorded, called = (found[run.run_id][name] for name in ("recorded", "called"))
+        assert recorded.tolist() == (2 * called).tolist(), run.run_id
     for run in compressed:
         twin = run.model_copy(update={"engine": "virtual", "execution": "virtual"})
         reports = simulate(twin, blobs, machine)[0].workers
