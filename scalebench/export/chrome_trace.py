@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from scalebench.errors import writing
+from scalebench.system.atomic_write import open_own
 from scalebench.training.timeline import Timeline
 
 _PROCESS = 1  # 0 is the idle process of viewers
@@ -37,7 +38,8 @@ def write_chrome(timeline: Timeline, path: Path) -> None:
     document = {"traceEvents": events, "displayTimeUnit": "ms", "otherData": {"about": timeline.about}}
     with writing(path):
         path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(json.dumps(document) + "\n", encoding="utf-8")
+        with open_own(path, "w") as file:
+            file.write(json.dumps(document) + "\n")
 
 
 def _event(kind: str, name: str, lane_number: int, **values: Any) -> dict[str, Any]:

@@ -7,6 +7,8 @@ import textwrap
 import unicodedata
 from pathlib import Path
 
+from scalebench.system.atomic_write import open_own
+
 _TEX = {
     "\\": r"\textbackslash{}",
     "{": r"\{",
@@ -81,7 +83,8 @@ def write_caption(stem: Path, caption: str, width_in: float) -> list[Path]:
         OSError: a file cannot be written.
     """
     text, latex = stem.with_suffix(".txt"), stem.with_suffix(".tex")
-    text.write_text(f"{caption}\n", encoding="utf-8")
+    with open_own(text, "w") as file:
+        file.write(f"{caption}\n")
     lines = latex_lines(caption)
     usage = [
         r"% \begin{figure}",
@@ -89,7 +92,6 @@ def write_caption(stem: Path, caption: str, width_in: float) -> list[Path]:
         f"%   \\input{{{stem.name}.tex}}",
         r"% \end{figure}",
     ]
-    latex.write_text(
-        "\n".join([*usage, f"\\caption{{{lines}}}", f"\\label{{fig:{stem.name}}}"]) + "\n", encoding="utf-8"
-    )
+    with open_own(latex, "w") as file:
+        file.write("\n".join([*usage, f"\\caption{{{lines}}}", f"\\label{{fig:{stem.name}}}"]) + "\n")
     return [text, latex]

@@ -12,6 +12,7 @@ from scalebench.records.attempts import Attempts
 from scalebench.records.folder import RUNS
 from scalebench.records.table import to_text
 from scalebench.study.spec import slug
+from scalebench.system.atomic_write import open_own
 
 _MARK = ".records"  # file with a hash of the path of the records
 
@@ -35,7 +36,8 @@ def place_for(records: Path, output: Path) -> Path:
             break
     with writing(place):
         place.mkdir(parents=True, exist_ok=True)
-        (place / _MARK).write_text(mark + "\n", encoding="ascii")
+        with open_own(place / _MARK, "w") as file:
+            file.write(mark + "\n")
     return place
 
 

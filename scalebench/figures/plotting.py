@@ -19,6 +19,7 @@ from scalebench.figures.selection import EVERYTHING, Selection
 from scalebench.figures.style import REPORT, Style
 from scalebench.records.table import to_cell
 from scalebench.study.spec import slug
+from scalebench.system.atomic_write import open_own
 
 if TYPE_CHECKING:
     from scalebench.analysis import Results
@@ -168,7 +169,8 @@ def _write(kind: Figure, results: Results, stem: Path, request: PlotRequest) -> 
     table = canvas.data()
     texts = table.select_dtypes(exclude=["number", "bool"]).columns
     safe = {name: [to_cell(cell) if isinstance(cell, str) else cell for cell in table[name]] for name in texts}
-    table.assign(**safe).to_csv(data, index=False, lineterminator="\n")  # texts are escaped for spreadsheets
+    with open_own(data, "w") as file:
+        table.assign(**safe).to_csv(file, index=False, lineterminator="\n")  # texts are escaped for spreadsheets
     return [*files, data]
 
 
@@ -202,7 +204,8 @@ def picture(path: Path, name: str) -> Iterator[Canvas]:
     Raises:
         ResultsError: the file cannot be written.
     """
-    with writing(path, ""), drawing([path], name) as canvas:
+    target = path.resolve()  # a link that the user named is followed
+    with writing(path, ""), drawing([target], name) as canvas:
         yield canvas
 
 
@@ -216,7 +219,8 @@ def _save(figure: Any, file: Path) -> None:
     suffix, dpi = file.suffix, figure.dpi
     write = getattr(canvases[suffix](figure), f"print_{suffix[1:]}")
     fast = {"pil_kwargs": {"compress_level": 4}} if suffix == ".png" else {}
-    write(file, metadata=_METADATA[suffix[1:]], **fast)
+    with open_own(file, "wb") as stream:
+        write(stream, metadata=_METADATA[suffix[1:]], **fast)
     figure.dpi = dpi  # vector formats change it
 
 

@@ -13,6 +13,7 @@ from matplotlib.ticker import FuncFormatter, MaxNLocator, PercentFormatter
 from scalebench.errors import ResultsError, writing
 from scalebench.figures.drawing.canvas import Canvas
 from scalebench.figures.plotting import FORMATS, drawing
+from scalebench.system.atomic_write import open_own
 
 _NAME = "prediction-error"
 _GREY = "#B4B4B4"
@@ -33,7 +34,8 @@ def write_prediction_error(errors: pd.DataFrame, output: Path) -> list[Path]:
         output.mkdir(parents=True, exist_ok=True)
         with drawing(files[:-1], _NAME) as canvas:
             _draw(errors, canvas)
-        errors.to_csv(files[-1], index=False, lineterminator="\n")
+        with open_own(files[-1], "w") as file:
+            errors.to_csv(file, index=False, lineterminator="\n")
     return files
 
 

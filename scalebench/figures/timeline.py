@@ -13,6 +13,7 @@ from scalebench.errors import ResultsError, writing
 from scalebench.figures.drawing.canvas import Canvas
 from scalebench.figures.drawing.styles import SERVING, TASKS
 from scalebench.figures.plotting import FORMATS, drawing
+from scalebench.system.atomic_write import open_own
 
 if TYPE_CHECKING:  # training imports torch
     from scalebench.training.timeline import Lane, Timeline
@@ -57,7 +58,8 @@ def draw_timeline(
         with drawing(files[:-1], stem.name) as canvas:
             _draw(timeline, lanes, canvas, begin, end)
         rows = [f"{lane.name},{bar.group},{bar.begin_s!r},{bar.end_s!r}" for lane, bars in lanes for bar in bars]
-        files[-1].write_text("\n".join(["lane,activity,begin_s,end_s", *rows]) + "\n", encoding="utf-8")
+        with open_own(files[-1], "w") as file:
+            file.write("\n".join(["lane,activity,begin_s,end_s", *rows]) + "\n")
     return files
 
 

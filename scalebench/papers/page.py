@@ -22,6 +22,7 @@ from scalebench.papers.laws import WhatIf, read_what_ifs
 from scalebench.papers.published import read_published
 from scalebench.papers.side_by_side import Pair, draw, in_words, number, pair_up, with_interval
 from scalebench.study.spec import slug
+from scalebench.system.atomic_write import open_own
 
 _FIGURES = {"modelled": ("{scaling}-scaling", "time-reduction")}  # by execution
 _OF_TRAINED = ("convergence", "time-to-target")
@@ -66,7 +67,8 @@ def write_page(paper: Paper, results: Mapping[str, Results], scale: str, output:
     for name, what_if in read_what_ifs(paper.folder / WHAT_IFS).items():
         lines += [f"## What if: {name}", "", *_what_if(what_if, folder / f"what-if-{slug(name)}.svg"), ""]
     page = folder / "index.md"
-    page.write_text("\n".join(lines).rstrip() + "\n", encoding="utf-8")
+    with open_own(page, "w") as file:
+        file.write("\n".join(lines).rstrip() + "\n")
     return page
 
 

@@ -20,6 +20,7 @@ from scalebench.papers.catalog import Paper
 from scalebench.papers.laws import without_run
 from scalebench.papers.obtained import Obtained, obtain
 from scalebench.papers.published import NEVER, Published
+from scalebench.system.atomic_write import open_own
 
 _COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#000000")
 _PHRASES = {
@@ -123,7 +124,8 @@ def draw(pairs: Sequence[Pair], picture: Path) -> bool:
             label: handle for axis in axes for handle, label in zip(*axis.get_legend_handles_labels(), strict=True)
         }
         figure.legend(handles.values(), handles.keys(), loc="outside lower center", ncols=2)
-        figure.savefig(picture, metadata={"Date": None})
+        with open_own(picture, "wb") as file:
+            figure.savefig(file, format=picture.suffix[1:], metadata={"Date": None})
     return True
 
 

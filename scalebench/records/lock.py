@@ -14,6 +14,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from scalebench.errors import ResultsError, writing
+from scalebench.system.atomic_write import descriptor_of_own
 from scalebench.system.bounded_read import read_text
 
 FILE = "lock"
@@ -90,7 +91,7 @@ def _take(path: Path) -> int | None:
     """Return the descriptor of the lock; None if its owner removed it meanwhile."""
     with writing(path.parent):
         path.parent.mkdir(parents=True, exist_ok=True)
-        descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o666)
+        descriptor = descriptor_of_own(path, os.O_RDWR | os.O_CREAT)
     try:
         held = not _flock(descriptor)
         owner = _read(path)

@@ -13,7 +13,7 @@ from pydantic import BaseModel
 
 from scalebench.errors import ResultsError
 from scalebench.records.schema import SCHEMA_VERSION, columns
-from scalebench.system.atomic_write import sync_folder
+from scalebench.system.atomic_write import open_own, sync_folder
 
 
 class AppendOnlyTable:
@@ -33,7 +33,7 @@ class AppendOnlyTable:
         self.set_aside: Path | None = None  # file with the incomplete end of an interrupted command
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
-            self._file = path.open("a+b", buffering=0)
+            self._file = open_own(path, "a+b", buffering=0)
         except OSError as error:
             raise _cannot("open", path, error) from None
         try:
@@ -58,7 +58,7 @@ class AppendOnlyTable:
         """Move the bytes from offset `start` to `<path>.partial`."""
         try:
             tail = self._read_from(start)
-            with self.path.with_name(self.path.name + ".partial").open("ab") as partial:
+            with open_own(self.path.with_name(self.path.name + ".partial"), "ab") as partial:
                 partial.write(tail if tail.endswith(b"\n") else tail + b"\n")
                 partial.flush()
                 os.fsync(partial.fileno())

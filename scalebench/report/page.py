@@ -24,7 +24,7 @@ from scalebench.report.origin import machines, rerun_of, study_facts
 from scalebench.report.svg import StyleSheet
 from scalebench.report.tables import tables
 from scalebench.study.spec import slug
-from scalebench.system.atomic_write import write_atomic
+from scalebench.system.atomic_write import atomic_file
 
 TEMPLATES = Path(__file__).with_name("templates")
 _ELSEWHERE = "choose another file with --output"
@@ -66,8 +66,8 @@ def write_report(folder: Path, output: Path | None = None) -> Path:
         },
         sheet,
     )
-    with writing(output, _ELSEWHERE):
-        write_atomic(output, text)
+    with writing(output, _ELSEWHERE), atomic_file(output) as file:
+        file.write(text)
     return output
 
 

@@ -1,27 +1,30 @@
-"""Atomic replacement of small files: readers find the old text or the new one, also after a crash."""
+"""Files that scalebench names itself: replaced as a whole, also in a crash, and never written through a link."""
 
 from __future__ import annotations
 
+import errno
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import TextIO
+from typing import IO, Any, TextIO
 
 
 def write_atomic(path: Path, text: str) -> None:
-    """Replace the content of `path` by `text` and sync it to the disk.
+    """Replace the content of `path`, a file of scalebench's own, by `text` and sync it to the disk.
 
     Raises:
-        OSError: the file cannot be written; the old one is unchanged.
+        OSError: the file is a symbolic link, or cannot be written; the old one is unchanged.
     """
+    if path.is_symlink():
+        raise _is_link(path)
     with atomic_file(path) as file:
         file.write(text)
 
 
 @contextmanager
 def atomic_file(path: Path) -> Iterator[TextIO]:
-    """Open a text file that replaces `path` at the end of the context and is synced to the disk.
+    """Open a text file that replaces `path`, named by the user, at the end of the context and is synced to the disk.
 
     The target of a link is replaced, not the link; a device or pipe is written to and never replaced.
 
@@ -35,16 +38,48 @@ def atomic_file(path: Path) -> Iterator[TextIO]:
     path = Path(os.path.realpath(path))
     fresh = path.with_name(path.name + ".new")
     path.parent.mkdir(parents=True, exist_ok=True)
-    try:
-        with fresh.open("w", encoding="utf-8") as file:
+    if not fresh.is_symlink():  # a link is refused below
+        fresh.unlink(missing_ok=True)  # left by a command that was killed
+    with open_own(fresh, "x") as file:
+        try:
             yield file
             file.flush()
             os.fsync(file.fileno())
-        fresh.replace(path)
-        sync_folder(path.parent)
-    except BaseException:
-        fresh.unlink(missing_ok=True)
+            fresh.replace(path)
+        except BaseException:
+            fresh.unlink(missing_ok=True)
+            raise
+    sync_folder(path.parent)
+
+
+def open_own(path: Path, mode: str, buffering: int = -1) -> IO[Any]:
+    """Open a file that scalebench names itself, text as UTF-8.
+
+    A symbolic link of that name, as in a folder that came from someone else, may lead to any file of this user.
+
+    Raises:
+        OSError: the file is a symbolic link, or cannot be opened.
+    """
+    encoding = None if "b" in mode else "utf-8"
+    return open(path, mode, buffering, encoding=encoding, opener=descriptor_of_own)
+
+
+def descriptor_of_own(path: str | Path, flags: int) -> int:
+    """Open `path` as `os.open` does, unless it is a symbolic link.
+
+    Raises:
+        OSError: the file is a symbolic link, or cannot be opened.
+    """
+    try:
+        return os.open(path, flags | os.O_NOFOLLOW | os.O_CLOEXEC, 0o666)
+    except OSError:
+        if Path(path).is_symlink():
+            raise _is_link(path) from None
         raise
+
+
+def _is_link(path: str | Path) -> OSError:
+    return OSError(errno.ELOOP, f"{Path(path).name} is a symbolic link, which is not written through; remove it", path)
 
 
 def sync_folder(folder: Path) -> None:

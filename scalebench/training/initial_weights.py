@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from scalebench.errors import ModelError, ResultsError
+from scalebench.system.atomic_write import open_own
 
 _MOST_BYTES_EACH = 16  # of a number: 8, or 16 of a complex one, which is refused by its dtype
 _HEADER = 10_000  # most bytes before the numbers of an array
@@ -24,7 +25,8 @@ def save_weights(folder: Path, run_id: str, initial: Tensor, final: Tensor) -> P
     part = folder / f"{run_id}.part.npz"
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        np.savez(part, initial=_numbers(initial), final=_numbers(final))
+        with open_own(part, "wb") as file:
+            np.savez(file, initial=_numbers(initial), final=_numbers(final))
         part.replace(path)
     except OSError as error:
         raise ResultsError(f"cannot write the weights {path}: {error.strerror}") from None

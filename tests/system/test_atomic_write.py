@@ -1,0 +1,106 @@
+"""Files that scalebench names itself are never written through symbolic links."""
+
+from __future__ import annotations
+
+import os
+
+import pytest
+
+from scalebench.analysis import load
+from scalebench.errors import ResultsError
+from scalebench.figures.plotting import plot
+from scalebench.records.folder import PLANNED
+from scalebench.records.lock import folder_lock
+from scalebench.records.progress import keep_planned
+from scalebench.records.store import Store
+from scalebench.system.atomic_write import atomic_file, write_atomic
+from tests.records_factory import epoch_row, run_row, study_rows
+
+OTHERS = "a file of someone else\n"
+
+
+@pytest.fixture
+def study(tmp_path):
+    """A study with one committed run, an epoch row that no run commits, and a cut-off line in both tables."""
+    folder = tmp_path / "study"
+    with Store(folder) as store:
+        store.append(run_row(), [epoch_row(epoch=epoch) for epoch in range(6)])
+    keep_planned(folder, [])
+    for name in ("runs.csv", "epochs.csv"):
+        with (folder / name).open("a") as file:
+            file.write("cut off")
+    return folder
+
+
+def use(folder):
+    """Take each way by which a command writes into the folder of a study."""
+    with folder_lock(folder), Store(folder) as store:
+        store.keep_provenance({"cpu": "x"})
+        keep_planned(folder, [])
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        *("lock", "runs.csv", "epochs.csv", "runs.csv.partial", "epochs.csv.partial"),
+        *("planned.json", "planned.json.new", "provenance/{}.json", "provenance/{}.json.new"),
+    ],
+)
+@pytest.mark.parametrize("dangling", [False, True])
+def test_link_in_a_study_folder_is_refused_in_one_line_and_its_target_kept(study, tmp_path, name, dangling):
+    use_twice = "provenance" in name
+    if use_twice:
+        use(study)
+        (path,) = (study / "provenance").iterdir()
+        name = name.format(path.stem)
+    target = tmp_path / "target"
+    if not dangling:
+        target.write_text(OTHERS)
+    (study / name).unlink(missing_ok=True)
+    (study / name).symlink_to(target)
+    with pytest.raises(ResultsError, match=r"is a symbolic link, which is not written through; remove it") as caught:
+        use(study)
+    assert "\n" not in str(caught.value)
+    assert (study / name).name in str(caught.value)
+    assert not target.exists() if dangling else target.read_text() == OTHERS
+    (study / name).unlink()
+    if name != "runs.csv":
+        use(study)
+
+
+def test_linked_study_folder_is_written(study, tmp_path):
+    link = tmp_path / "elsewhere"
+    link.symlink_to(study)
+    use(link)
+    assert (study / PLANNED).is_file()
+
+
+@pytest.mark.parametrize("name", ["strong-scaling.png", "strong-scaling.csv", "strong-scaling.txt"])
+def test_link_among_the_figures_is_refused_and_its_target_kept(tmp_path, name):
+    with Store(tmp_path / "study", fsync=False) as store:
+        for row, epochs in study_rows(strategies=("allreduce",), workers=(1, 2), repetitions=1):
+            store.append(row, epochs)
+    place = tmp_path / "plots" / "synthetic"
+    place.mkdir(parents=True)
+    (tmp_path / "target").write_text(OTHERS)
+    (place / name).symlink_to(tmp_path / "target")
+    with pytest.raises(ResultsError, match=f"{name} is a symbolic link"):
+        plot(load(tmp_path / "study"), tmp_path / "plots", ["strong-scaling"], ["png"])
+    assert (tmp_path / "target").read_text() == OTHERS
+
+
+def test_file_left_by_a_killed_command_is_replaced(tmp_path):
+    (tmp_path / "kept.json.new").write_text("half")
+    os.link(tmp_path / "kept.json.new", tmp_path / "another-name")
+    write_atomic(tmp_path / "kept.json", "whole")
+    assert (tmp_path / "kept.json").read_text() == "whole"
+    assert (tmp_path / "another-name").read_text() == "half", "a hard link is not written through either"
+    assert not (tmp_path / "kept.json.new").exists()
+
+
+def test_link_that_the_user_names_is_followed(tmp_path):
+    (tmp_path / "link").symlink_to(tmp_path / "target")
+    with atomic_file(tmp_path / "link") as file:
+        file.write("text")
+    assert (tmp_path / "link").is_symlink()
+    assert (tmp_path / "target").read_text() == "text"
