@@ -200,6 +200,10 @@ class _Launch:
             )
         try:
             death = self._attend(process, events, pulse, JsonLines(job.further))
+        except FileNotFoundError:
+            if not self._is_deleted():
+                raise
+            death = self._deleted()
         finally:
             stop(process, pulse.pids)
             mark_over(job.heartbeats)
@@ -230,6 +234,8 @@ class _Launch:
             if run is not watched:
                 watched = run
                 pulse.watch(run.workers if run is not None else self._ranks)
+            if self._is_deleted():
+                return self._deleted()
             pulse.feel()
             elapsed = time.monotonic() - self._since
             if not self.left and self._more is None:
@@ -267,6 +273,16 @@ class _Launch:
             return None
         workers = self._under_way.workers if self._under_way is not None else None
         return cause_of_death(self._folder, process.returncode, pulse.hosts, engines.launcher(), workers)
+
+    def _is_deleted(self) -> bool:
+        return not all((self._folder / name).exists() for name in ("heartbeats", "stdout.txt", "stderr.txt"))
+
+    def _deleted(self) -> Death:
+        error = (
+            f"{self._folder} was deleted by something else while the ranks wrote to it; "
+            "keep the results where files are not purged (--output)"
+        )
+        return Death("failed", error)
 
     def _go_on(self, further: JsonLines) -> None:
         assert self._more is not None

@@ -31,13 +31,13 @@ from scalebench.launch.tuning import with_chosen
 from scalebench.pricing.charges import carrier
 from scalebench.pricing.machine import Machine
 from scalebench.records.attempts import Attempts
-from scalebench.records.folder import RUNS, require_writable
+from scalebench.records.folder import PLANNED, RUNS, STUDY, require_writable
 from scalebench.records.lock import FILE, LockedError, folder_lock, owner_of
 from scalebench.records.progress import Planned, group_of, keep_planned
 from scalebench.records.provenance import collect, in_job, redact
 from scalebench.records.rows import rows_of
 from scalebench.records.store import Store
-from scalebench.records.study_file import keep_study, require_same
+from scalebench.records.study_file import keep_study, replace_study, require_same
 from scalebench.study.spec import Run
 from scalebench.study.tuning import RESULTS_OF_A_TRIAL
 from scalebench.system.background_load import BackgroundLoad, disturbed
@@ -319,6 +319,7 @@ class StudyRun:
         texts = {name: redact(text, names=False) for name in _MAY_HOLD_PATHS if (text := getattr(row, name))}
         row = row.model_copy(update=texts)
         with self._interruption.shielded():
+            self._write_deleted()
             self._store.append(row, epochs)
             if run.trial is not None:
                 self.trials.ended(run, None)
@@ -333,6 +334,24 @@ class StudyRun:
                 self._reporter.note(difference)
         elif run.warmup and outcome.status != "completed":
             self._reporter.note(f"a warm-up run {outcome.status}: {outcome.error}")
+
+    def _write_deleted(self) -> None:
+        """Write what was deleted in the folder during the study again, as far as it is known here."""
+        if not (deleted := self._store.write_deleted()):
+            return
+        if not (self.folder / STUDY).exists():
+            replace_study(self.folder, self.plan.study)
+        if not self._only_failed and not (self.folder / PLANNED).exists():
+            self.keep_plan()
+        if self._provenance:
+            facts = {name: fact for name, fact in self._provenance.items() if name != "provenance"}
+            self._store.keep_provenance(facts)
+        self._provenance_of.clear()  # that of other nodes is written again with their next row
+        names = " and ".join(path.name for path in deleted)
+        self._reporter.note(
+            f"{names} in {self.folder} were deleted by something else during the study, and written again with all "
+            "rows; keep the folder where files are not purged (--output)"
+        )
 
     def _provenance_columns(self, machines: dict[str, Any] | None) -> dict[str, Any]:
         """The provenance columns of a row; `machines` that are not this node have a provenance file of their own."""

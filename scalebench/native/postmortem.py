@@ -166,7 +166,13 @@ class Pulse:
     @property
     def pids(self) -> list[int]:
         """Process numbers of the ranks of this host that have started."""
-        return [beat.pid for beat in read_heartbeats(self._path) if beat.pid and beat.host == platform.node()]
+        return [beat.pid for beat in self._last_known() if beat.pid and beat.host == platform.node()]
+
+    def _last_known(self) -> list[Beat]:
+        try:
+            return read_heartbeats(self._path)
+        except OSError:  # deleted with the folder of the launch
+            return self._beats
 
     @property
     def hosts(self) -> list[str]:

@@ -76,8 +76,9 @@ def folder_lock(folder: Path, waits_for: Callable[[str], None] | None = None) ->
     try:
         yield
     finally:
-        with suppress(OSError):
-            path.unlink()
+        if _is_still(path, descriptor):  # not the lock of another command, if this one was deleted
+            with suppress(OSError):
+                path.unlink()
         os.close(descriptor)
 
 

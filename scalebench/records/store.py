@@ -50,6 +50,13 @@ class Store:
             self._runs.close()
             raise
 
+    def write_deleted(self) -> list[Path]:
+        """Write tables that were deleted since they were opened, as by a purge of old files, again; return them."""
+        deleted = [table for table in (self._epochs, self._runs) if table.is_deleted()]
+        for table in deleted:
+            table.write_again()
+        return [table.path for table in deleted]
+
     def append(self, run: RunRow, epochs: Sequence[EpochRow] = ()) -> None:
         """Write a finished attempt: its epoch rows, then the run row."""
         foreign = [row for row in epochs if (row.run_id, row.attempt) != (run.run_id, run.attempt)]

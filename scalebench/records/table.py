@@ -42,6 +42,38 @@ class AppendOnlyTable:
             self._file.close()
             raise
 
+    def is_deleted(self) -> bool:
+        """Return True if the open file has no name any more.
+
+        Raises:
+            ResultsError: another file has its name.
+        """
+        opened = os.fstat(self._file.fileno())
+        try:
+            named = self.path.lstat()
+        except (FileNotFoundError, NotADirectoryError):
+            return True
+        except OSError as error:
+            raise _cannot("write", self.path, error) from None
+        if not os.path.samestat(opened, named):
+            raise ResultsError(
+                f"{self.path} was replaced by another file during the study; keep one of both, run again"
+            )
+        return False
+
+    def write_again(self) -> None:
+        """Write a file that was deleted, of which this process holds the content, under its name again."""
+        try:
+            content = self._read_from(0)
+            self.path.parent.mkdir(parents=True, exist_ok=True)
+            file = open_own(self.path, "a+b", buffering=0)
+        except OSError as error:
+            raise _cannot("write", self.path, error) from None
+        self._file.close()
+        self._file = file
+        self._write(content)
+        sync_folder(self.path.parent)
+
     def append(self, rows: Sequence[BaseModel]) -> int:
         """Write all of `rows` to the disk, or none of them and raise an error.
 

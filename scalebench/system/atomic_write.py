@@ -7,7 +7,7 @@ import os
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import IO, Any, TextIO
+from typing import Any, TextIO
 
 
 def write_atomic(path: Path, text: str) -> None:
@@ -52,7 +52,7 @@ def atomic_file(path: Path) -> Iterator[TextIO]:
     sync_folder(path.parent)
 
 
-def open_own(path: Path, mode: str, buffering: int = -1) -> IO[Any]:
+def open_own(path: Path, mode: str, buffering: int = -1) -> Any:
     """Open a file that scalebench names itself, text as UTF-8.
 
     A symbolic link of that name, as in a folder that came from someone else, may lead to any file of this user.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import os
+import shutil
 import subprocess
 import sys
 
@@ -51,6 +52,23 @@ def test_full_disk_is_a_one_line_error_and_the_study_resumes_with_room(place):
     assert (place.folder / "second.code").read_text().strip() == "0", (place.folder / "second.txt").read_text()
     assert place.run("undisturbed") == 0
     assert place.tables("second") == place.tables("undisturbed")
+
+
+def test_study_folder_deleted_during_the_study_is_written_again_with_all_rows(place):
+    """As by a purge of old files on scratch."""
+    process = run(place, "out", "--set", "epochs=20")
+    place.until(lambda: place.whole_lines("out").count(b"\n") > 3, "rows")
+    shutil.rmtree(place.folder / "out", ignore_errors=True)
+    output = process.communicate(timeout=300)[0]
+    assert process.returncode == 0, output
+    assert "deleted by something else during the study, and written again with all rows" in output
+    again = run(place, "out", "--set", "epochs=20").communicate(timeout=120)[0]
+    assert "Traceback" not in output + again
+    assert {"study.yaml", "planned.json", "provenance"} <= {
+        path.name for path in (place.folder / "out/small").iterdir()
+    }
+    assert place.run("undisturbed", "--set", "epochs=20") == 0
+    assert place.tables("out") == place.tables("undisturbed")
 
 
 @pytest.mark.thorough

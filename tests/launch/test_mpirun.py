@@ -3,6 +3,7 @@
 import json
 import os
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -173,6 +174,23 @@ def test_killed_mpirun_is_named_and_a_stopped_one_is_killed(tmp_path, monkeypatc
     assert found.outcomes["struck"].status == "completed"
     (message,) = found.messages
     assert "s after their last run: mpirun is stopped; they are killed" in message
+
+
+@needs_mpi
+def test_deleted_logs_end_their_launch_only(tmp_path):
+    """As by a purge of old files: the run under way cannot report any more, the next one gets another folder."""
+
+    class Purged(Recorder):
+        def started_one(self, run):
+            super().started_one(run)
+            if run.run_id == "hung":
+                shutil.rmtree(self.folder / "work")
+
+    found = Purged([faulty("hung", "hang"), make_run("after")], tmp_path)
+    assert found.outcomes["hung"].status == "failed"
+    assert "launch-1 was deleted by something else while the ranks wrote to it" in found.outcomes["hung"].error
+    assert found.outcomes["after"].status == "completed"
+    assert len(found.messages) == 1
 
 
 # Strategy, rank, signal, and the outcome: a server in CI, a client and a worker without server in thorough tests.

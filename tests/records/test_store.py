@@ -221,6 +221,31 @@ def test_unwritable_folder_is_a_one_line_error(tmp_path, place):
     assert "\n" not in str(caught.value)
 
 
+@pytest.mark.parametrize("deleted", ["runs.csv", "epochs.csv", ""])
+def test_deleted_tables_are_written_again_with_all_rows(folder, deleted):
+    tables = ("runs.csv", "epochs.csv")
+    with Store(folder) as store:
+        assert store.write_deleted() == []
+        before = {name: (folder / name).read_bytes() for name in tables}
+        if deleted:
+            (folder / deleted).unlink()
+        else:
+            shutil.rmtree(folder)
+        assert {path.name for path in store.write_deleted()} == ({deleted} if deleted else set(tables))
+        assert {name: (folder / name).read_bytes() for name in tables} == before
+        store.append(*attempt("c"))
+        store.append(*attempt("d"))
+    assert [row["run_id"] for row in rows(folder / "runs.csv")] == ["a", "b", "c", "d"]
+
+
+def test_table_replaced_by_another_file_is_a_one_line_error(folder):
+    with Store(folder) as store:
+        (folder / "runs.csv").rename(folder / "earlier.csv")
+        shutil.copy(folder / "earlier.csv", folder / "runs.csv")
+        with pytest.raises(ResultsError, match=r"runs\.csv was replaced by another file during the study"):
+            store.write_deleted()
+
+
 def test_unwritable_provenance_is_a_one_line_error(folder):
     (folder / "provenance").touch()  # an unwritable folder, also for root
     with Store(folder) as store, pytest.raises(ResultsError, match=r"cannot write .*provenance.*json: .*--output"):
