@@ -137,8 +137,9 @@ class _Inputs:
     def rename(self, text: str) -> str:
         """Replace the names and checksums of inputs, where they are whole cells of `text`, by those of the copies."""
         for old, new in self.renamed.items():
-            cell = rf"(?<![^,\"'\n]){re.escape(redact(old, names=False))}(?=[,\"'(\n])"
-            text = re.sub(cell, new, text)  # a slug, without backslashes
+            for written in {redact(old, names=False), redact(old)}:
+                cell = rf"(?<![^,\"'\n]){re.escape(written)}(?=[,\"'(\n])"
+                text = re.sub(cell, new, text)  # a slug, without backslashes
         return text
 
     def _ship_code(self, name: str, pin: str | None) -> tuple[str, str | None]:
@@ -154,7 +155,7 @@ class _Inputs:
         It is missing if it is gone or its checksum is not `pin`. The copy has another one if something was redacted;
         rows then get that one.
         """
-        place = f"inputs/{slug(file.name)}"
+        place = f"inputs/{slug(redact(file.name))}"
         source, copy = self.shipment.begun_in / file.expanduser(), self.target / place
         if not source.is_file() or pin not in (None, checksum(source)):
             self.shipment.missing.append(place)

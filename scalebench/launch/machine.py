@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import json
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 
@@ -30,6 +31,7 @@ from scalebench.pricing.step_times import StepTable, stated_table
 from scalebench.records.folder import CALIBRATION
 from scalebench.records.machine import cpu_model
 from scalebench.records.provenance import host_hash
+from scalebench.study.load import to_home
 from scalebench.study.spec import Run, Study
 from scalebench.system.bounded_read import read_text
 from scalebench.system.parent_watch import start_forkserver
@@ -151,7 +153,10 @@ def _keep_given(plan: StudyPlan, given: Calibration, runs: Sequence[Run], path: 
     if study.device_step_time is not None:
         given.save(path)
         return given
-    save_text(read_text(study.calibration), path)
+    text = read_text(study.calibration)
+    content = json.loads(text)
+    written = to_home(content)
+    save_text(text if written == content else json.dumps(written, indent=1), path)
     for name in sorted({str(run.strategy) for run in _without_operations(given, runs)}):
         note(f"{study.calibration} does not say what {name} computes beside its steps: nothing is charged for it")
     return given

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 
 from pydantic import BaseModel, ConfigDict, PositiveFloat, PositiveInt, ValidationError
@@ -12,6 +14,7 @@ from scalebench.cluster.spec import Cluster
 from scalebench.errors import ClusterError, ResultsError
 from scalebench.pricing.machine import OperationTimes, loads_up_to
 from scalebench.pricing.step_times import StepTable
+from scalebench.study.load import from_home, to_home
 from scalebench.study.spec import Component
 from scalebench.study.validation import explain
 from scalebench.system.atomic_write import write_atomic
@@ -114,8 +117,8 @@ class Calibration(BaseModel):
         return self.model_copy(update={"tables": [own[busy] for busy in sorted(own)]})
 
     def save(self, path: Path) -> None:
-        """Write the file whole, or raise ResultsError."""
-        save_text(self.model_dump_json(indent=1), path)
+        """Write the file whole, paths in it as in study.yaml, or raise ResultsError."""
+        save_text(json.dumps(to_home(self.model_dump(mode="json")), indent=1), path)
 
 
 def require_measured_cluster(path: Path, cluster: Cluster) -> None:
@@ -143,7 +146,10 @@ def read_calibration(path: Path) -> Calibration:
             or out of range.
     """
     try:
-        return Calibration.model_validate_json(read_text(path))
+        text = read_text(path)
+        with suppress(ValueError, RecursionError):  # what is no JSON is refused below
+            text = json.dumps(from_home(json.loads(text)))
+        return Calibration.model_validate_json(text)
     except OSError as error:
         raise ClusterError(f"calibration: cannot read {path}: {error.strerror}") from None
     except UnicodeDecodeError:

@@ -12,6 +12,7 @@ from scalebench.formatting import counted
 from scalebench.models.pinning import PINS, STRATEGIES, pinned
 from scalebench.records.attempts import Attempts
 from scalebench.records.folder import RUNS, STUDY
+from scalebench.records.provenance import redact
 from scalebench.study.load import dump_study, load_study
 from scalebench.study.spec import Study
 from scalebench.system.atomic_write import write_atomic
@@ -49,7 +50,8 @@ def require_same(folder: Path, study: Study) -> None:
 
 
 def replace_study(folder: Path, study: Study) -> None:
-    """Write study.yaml, or raise ResultsError."""
+    """Write study.yaml, its description without credentials and homes, or raise ResultsError."""
+    study = study.model_copy(update={"description": redact(study.description, names=False)})
     with writing(folder):
         write_atomic(folder / STUDY, dump_study(study))
 

@@ -21,6 +21,7 @@ _HEADER = """\
 # `scalebench run THIS_FILE` runs it again; `scalebench schema` explains each key.
 """
 _USER = "$USER"
+_FILE = re.compile(r"\.(?:ya?ml|py|npz|json)(?::\w+)?$")  # that a study names
 _EXCLUDE_EACH_OTHER = (("batch_per_worker", "batch_global"), ("repetitions", "until"))
 _PINS = {
     "dataset": "dataset_sha256",
@@ -130,10 +131,15 @@ def to_home(value: Any) -> Any:
 
 
 def _renamed(text: str, name: str, other: str) -> str:
-    """Return an absolute path, or one in ~/, with each folder `name` renamed to `other`; other texts unchanged."""
-    if not text.startswith(("/", "~/")):
+    """Return a path with `name` renamed to `other`, where it is a folder, or a word of the file's name.
+
+    Only in texts that are paths: absolute ones, those in ~/, and names of files that a study names, as own.yaml.
+    """
+    is_path = text.startswith(("/", "~/"))
+    if not is_path and not _FILE.search(text):
         return text
     *folders, last = text.split("/")
+    last = re.sub(rf"(?<![A-Za-z0-9]){re.escape(name)}(?![A-Za-z0-9])(?=.*{_FILE.pattern})", lambda _: other, last)
     return "/".join([*(other if folder == name else folder for folder in folders), last])
 
 

@@ -13,8 +13,9 @@ import numpy as np
 import pytest
 
 from scalebench.cli.main import main
+from scalebench.cluster.load import preset
 from scalebench.comm import engines
-from scalebench.pricing.calibration_file import Calibration
+from scalebench.pricing.calibration_file import Calibration, Measurement, read_calibration
 from scalebench.study.load import load_study
 
 SECRET, PERSON = "hf_0123456789abcdef", "carlotta"
@@ -48,8 +49,18 @@ def home(tmp_path, monkeypatch, machine):
     folder = tmp_path / "home" / PERSON
     folder.mkdir(parents=True)
     (folder / "net.py").write_text(MODEL)
-    given = Calibration(key="given", tables=machine.tables, engines=machine.engines)
+    measured = Measurement(
+        model=f"{folder}/net.py:build",
+        dtype="float32",
+        optimizer="sgd",
+        threads_per_worker=1,
+        cpu="x",
+        cores=2,
+        torch="2",
+    )
+    given = Calibration(key="given", measured=measured, tables=machine.tables, engines=machine.engines)
     (folder / "given.json").write_text(given.model_dump_json())
+    (folder / f"{PERSON}-cluster.yaml").write_text(preset("this-machine").read_text())
     for name, value in {
         "HOME": str(folder),
         "USER": PERSON,
@@ -102,8 +113,10 @@ def start(home: Path) -> Path:
 
 
 def run(home: Path) -> object:
+    """A study with a calibration of a model at home, on a cluster whose file is named after its owner."""
     words = ("--model", f"{home}/net.py:build", "--calibration", f"{home}/given.json", "--init-weights", start(home))
-    return call("run", *STUDY, *map(str, words))
+    cluster = ("--cluster", f"{home}/{PERSON}-cluster.yaml", "--set", f"description=with ghp_{GIVEN}, in {home}/x")
+    return call("run", *STUDY, *map(str, words), *cluster)
 
 
 def test_records_hold_no_secret_and_no_user_name(home):
@@ -122,6 +135,11 @@ def test_records_hold_no_secret_and_no_user_name(home):
         assert PERSON not in path.read_text(), path
     kept = load_study(Path("results/open/study.yaml"), {}, [])
     assert (str(kept.model), kept.init_weights) == (f"{home}/net.py:build", start(home))
+    assert kept.cluster == f"{home}/{PERSON}-cluster.yaml"
+    assert kept.description == "with <secret>, in ~/x"
+    measured = read_calibration(Path("results/open/calibration.json")).measured
+    assert measured is not None
+    assert measured.model == f"{home}/net.py:build"
 
 
 def test_error_of_a_failed_run_is_kept_without_secret_and_user_name(home):
