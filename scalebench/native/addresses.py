@@ -17,6 +17,7 @@ import psutil
 from scalebench.errors import EngineError
 from scalebench.native.control import Control
 
+LOOPBACK = "127.0.0.1"
 _TRY_S = 3.0  # seconds for each address
 
 
@@ -77,6 +78,23 @@ def own_addresses() -> Sequence[str]:
     return [
         address for address in dict.fromkeys([*named, *bound]) if address in bound and not address.startswith("127.")
     ]
+
+
+def listening_address(*, one_node: bool) -> str:
+    """The address at which rank 0 listens: loopback where all ranks are on its node, else on the network that is named.
+
+    A network is named by MASTER_ADDR or GLOO_SOCKET_IFNAME. Empty, for all addresses, if none is: hosts may have
+    several networks, and only the other ranks know which of them they reach.
+    """
+    if one_node:
+        return LOOPBACK
+    own = own_addresses()
+    with suppress(OSError):
+        stated = socket.gethostbyname(os.environ.get("MASTER_ADDR", ""))
+        if stated in own or stated.startswith("127."):
+            return stated
+    named = psutil.net_if_addrs().get(os.environ.get("GLOO_SOCKET_IFNAME", ""), [])
+    return next((each.address for each in named if each.family is socket.AF_INET and each.address in own), "")
 
 
 def _interface(address: str) -> str:

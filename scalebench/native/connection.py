@@ -11,6 +11,7 @@ import json
 import os
 import platform
 import secrets
+import socket
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -22,7 +23,7 @@ from typing import TYPE_CHECKING, Any, cast
 import torch.distributed as dist
 
 from scalebench.comm.native import NativeCommunicator
-from scalebench.native.addresses import find_route, first_answering, own_addresses
+from scalebench.native.addresses import LOOPBACK, find_route, first_answering, listening_address, own_addresses
 from scalebench.native.control import Control, StoreGroup
 from scalebench.native.heartbeat import Heartbeat
 from scalebench.system.clock import WallClock
@@ -31,6 +32,7 @@ if TYPE_CHECKING:
     from mpi4py import MPI
 
 
+_BACKLOG = 4096  # connections that wait to be taken, as of thousands of ranks; the system may allow fewer
 _OWN_REFERENCES = 3  # the caller's, the parameter's and that of the count itself
 
 
@@ -82,12 +84,10 @@ def _process_group(
 
     from scalebench.comm.torch_dist import TorchCommunicator
 
-    # The operating system picks the port while rank 0 already listens on it: no other process can take it between.
-    here = "127.0.0.1"
-    store: Any = dist.TCPStore(here, 0, is_master=True, wait_for_workers=False) if ranks.rank == 0 else None  # type: ignore[attr-defined]
+    store: Any = _listen(listening_address(one_node=one_node)) if ranks.rank == 0 else None
     port = ranks.bcast(store.port if store is not None else None)
     waits_for(0 if ranks.rank else None)
-    address, interface = (here, "lo") if one_node else find_route(ranks, port)
+    address, interface = (LOOPBACK, "lo") if one_node else find_route(ranks, port)
     if store is None:
         store = dist.TCPStore(address, port)  # type: ignore[attr-defined]
     waits_for(None)
@@ -103,6 +103,23 @@ def _process_group(
     group = dist.group.WORLD
     dist.destroy_process_group()
     _await_sole_owner(group)
+
+
+def _listen(address: str, port: int = 0, timeout: timedelta = dist.default_pg_timeout) -> Any:
+    """Return a store that listens at `address` (empty: at all of this host's), where torch's own listens at all.
+
+    The operating system picks the port while rank 0 already listens on it: no other process can take it between.
+    """
+    listener = socket.create_server((address, port), backlog=_BACKLOG)
+    port = listener.getsockname()[1]
+    return dist.TCPStore(  # type: ignore[attr-defined]
+        address or LOOPBACK,
+        port,
+        is_master=True,
+        wait_for_workers=False,
+        timeout=timeout,
+        master_listen_fd=listener.detach(),  # the store closes it
+    )
 
 
 def _await_sole_owner(group: Any) -> None:
@@ -147,17 +164,19 @@ def meet(folder: Path, heart: Heartbeat, rank: int, size: int) -> StoreGroup:
     heart.wait_for(0 if rank else None)
     path = folder / FILE
     if rank == 0:
-        store = dist.TCPStore("127.0.0.1", port, is_master=True, wait_for_workers=False, timeout=_FOREVER)  # type: ignore[attr-defined]
-        addresses = [stated] if stated else list(own_addresses())
+        address = listening_address(one_node=os.environ.get("SLURM_STEP_NUM_NODES") == "1")
+        store = _listen(address, port, _FOREVER)
+        addresses = [address] if address else [stated] if stated else list(own_addresses())
         told: dict[str, Any] = {"host": platform.node(), "port": store.port, "addresses": addresses}
+        told["on_all"] = not address
         told["key"] = secrets.token_hex()
         _write_for_this_user(path, json.dumps(told))
     else:
         while not path.exists():
             time.sleep(_LOOK_S)
         told = json.loads(path.read_text())
-        here = told["host"] == platform.node()
-        addresses = ["127.0.0.1"] if here else told["addresses"]
+        is_here = told["host"] == platform.node()
+        addresses = [LOOPBACK] if is_here and told["on_all"] else told["addresses"]
         address = first_answering(addresses, told["port"], told["host"])[0]
         store = dist.TCPStore(address, told["port"], timeout=_FOREVER)  # type: ignore[attr-defined]
     heart.wait_for(None)
