@@ -57,6 +57,23 @@ STUDIES = {
 }  # fmt: skip
 
 
+REQUIRED = "SCALEBENCH_TEST_ALL"  # `required`: a test that skips itself fails, as in continuous integration
+# Reasons that continuous integration accepts: it has no GPU, LaTeX or second MPI, and some cases do not exist.
+ACCEPTED = ("no GPU here", "no pdflatex", "no MPI of the system's", "not applicable: ")
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]) -> Iterator[Any]:
+    """Fail tests that skip themselves for something missing (MPI, Slurm, hosts, a browser), if all is required."""
+    report = yield
+    if report.skipped and not hasattr(report, "wasxfail") and os.environ.get(REQUIRED) == "required":
+        reason = str(call.excinfo.value) if call.excinfo is not None else ""
+        if not reason.startswith(ACCEPTED):
+            report.outcome = "failed"
+            report.longrepr = f"{item.nodeid} was skipped ({reason}), but {REQUIRED}=required: install what it needs"
+    return report
+
+
 def _is_in(places: set[str], nodeid: str) -> bool:
     return not places.isdisjoint(nodeid.partition("::")[0].split("/"))
 

@@ -147,7 +147,7 @@ def test_every_engine_gives_the_weights_of_a_reference_loop(swept, reference):
 def test_one_worker_equals_serial_bit_for_bit(swept):
     engine, _, weights = swept
     if engine != "mpi":
-        pytest.skip("serial runs on mpi")
+        pytest.skip("not applicable: serial runs on mpi")
     for strategy in ("allreduce", "epoch_average"):
         assert np.array_equal(weights[f"{strategy}-1-native"][1], weights["serial-1-native"][1])
     # half of the first merge is the initial weights: asynchronous merging is not serial at one worker

@@ -281,7 +281,7 @@ OPTIONS = {
 def test_runs_send_what_their_program_records(name, trailing, play, recorded):
     """Parameters, 10 statistics and as much momentum as parameters; by samples some send their weight along."""
     if name.startswith("daso") and trailing == "leave":
-        pytest.skip("its epochs end with a blocking sum")
+        pytest.skip("not applicable: its epochs end with a blocking sum")
     policies = {"optimizer_state": "average", "weighting": "samples", "trailing": trailing}
     strategy = registry.create(name, {**OPTIONS.get(name, {}), **policies}, "virtual")
     outcome, _ = play({name: strategy.model_dump()}, 4, **UNEVEN)

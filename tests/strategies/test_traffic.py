@@ -63,9 +63,9 @@ def refusal(strategy, workers):
 def test_runs_count_what_their_program_records(play, recorded, name, options, workers):
     strategy = registry.create(name, options, "virtual")
     if max(strategy.model_dump().get("devices_per_node") or 1, strategy.model_dump().get("subgroup") or 1) >= workers:
-        pytest.skip("the node, or the subgroup, would hold all workers")
+        pytest.skip("not applicable: the node, or the subgroup, would hold all workers")
     if workers % 2 and refusal(strategy, workers):
-        pytest.skip("nodes and groups of two cannot be filled")
+        pytest.skip("not applicable: nodes and groups of two cannot be filled")
     workers = workers if strategy.requires else 1
     values = {"epochs": EPOCHS, "model": {"mlp": {"hidden": [12, 12]}}, "batch_per_worker": 4}
     values["optimizer"] = {"sgd": {"momentum": 0.9}}
