@@ -123,7 +123,7 @@ def chosen_strategies(results: Results) -> set[str]:
     """Return the names of the strategies that the study asks for; those that ran and the baselines if it is unknown."""
     named = results.study.get("strategies")
     if not isinstance(named, list):
-        return set(PER_BATCH) | set(results.runs["strategy"])
+        return set(PER_BATCH) | set(results.runs["strategy"].unique())
     return {str(name) for item in named for name in (item if isinstance(item, dict) else [item])}
 
 

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 from weakref import WeakKeyDictionary
 
+import numpy as np
 import pandas as pd
 
 from scalebench.errors import ResultsError
@@ -25,6 +26,7 @@ from scalebench.system.background_load import SHARE
 CELL = ["execution", "engine", "label", "workers", "batch_per_worker", "batch_global"]
 PACE_OVERRUN_LIMIT = 0.01
 _OF_A_CHECKSUM = 12  # digits
+_SHOWN = 5  # names of runs in a note
 # Equal for all runs of a study. The batch may be reduced to a small shard, so it belongs to the cell.
 CONDITION = [
     *("model", "model_sha256", "init_weights_sha256", "dtype", "dataset", "partition", "shuffle", "threads_per_worker"),
@@ -38,17 +40,43 @@ class Results:
     """Latest attempts at the runs of one study, with any status, and their epochs.
 
     `runs` has the columns of runs.csv, `label`, the strategy with its options except tuned ones, and `disturbed`
-    (`is_disturbed`); `oversubscribed` includes paced runs that missed their pace. `epochs` has the columns of
-    epochs.csv. Do not change either in place: statistics are computed once per Results (`cached`). `trials`, with the
-    columns of `runs`, are the trials of tuning, which are in no other table.
+    (`is_disturbed`); `oversubscribed` includes paced runs that missed their pace. Do not change tables in place:
+    statistics are computed once per Results (`cached`). `trials`, with the columns of `runs`, are the trials of tuning,
+    which are in no other table. `rows` are those of all attempts and configurations, with the columns of `runs`.
     """
 
     folder: Path
     runs: pd.DataFrame
-    epochs: pd.DataFrame
+    given_epochs: pd.DataFrame | None  # None: read when `epochs` is asked for
     study: dict[str, Any]
     notes: list[str] = field(default_factory=list)
     trials: pd.DataFrame = field(default_factory=pd.DataFrame)
+    rows: pd.DataFrame = field(default_factory=pd.DataFrame)
+
+    @cached_property
+    def epochs(self) -> pd.DataFrame:
+        """Epochs of `runs`, with the columns of epochs.csv. Those of `without_epochs` are left out, and noted.
+
+        Raises:
+            ResultsError: epochs.csv cannot be read, or a cell is damaged (named by file, line and column).
+        """
+        if self.given_epochs is not None:
+            return self.given_epochs
+        epochs, lacking = _read_epochs(self.folder / EPOCHS, self.runs)
+        self.without_epochs.extend(lacking)
+        if lacking:
+            more = f" and {len(lacking) - _SHOWN} more" if len(lacking) > _SHOWN else ""
+            self.notes.append(
+                f"{EPOCHS} lacks epochs of {counted(len(lacking), 'completed run')} "
+                f"({', '.join(lacking[:_SHOWN])}{more}), which are in no figure over epochs; the command that made the "
+                "study runs them again"
+            )
+        return epochs
+
+    @cached_property
+    def without_epochs(self) -> list[str]:
+        """Names of completed runs with fewer rows in epochs.csv than epochs; known once `epochs` was read."""
+        return []
 
     @cached_property
     def completed(self) -> pd.DataFrame:
@@ -87,24 +115,45 @@ def load(folder: Path | str) -> Results:
     """
     folder = Path(folder)
     rows = _read_rows(folder)
-    runs = _runs_in(rows, folder)
+    runs = every = _runs_in(rows, folder)
     doubled = int(runs.duplicated(["run_id", "attempt"]).sum())
-    runs = runs.iloc[sorted(latest_places(runs["run_id"].tolist(), runs["attempt"].tolist()).values())]
+    places = latest_places(runs["run_id"].tolist(), runs["attempt"].tolist())
+    if len(places) < len(runs):
+        runs = runs.iloc[sorted(places.values())]
     runs, notes = _one_configuration(runs)
     again = _claimed_twice(runs)
-    runs = runs[~again]
+    if again.any():
+        runs = runs[~again]
     if repeated := doubled + int(again.sum()):
         notes.append(f"rows that give a run once more, of which only the last counts: {repeated} left out")
-    path = folder / EPOCHS
+    if len(runs) < len(rows):
+        runs = runs.reset_index(drop=True)
+    return Results(folder, runs, None, _read_study(folder), notes, _trials_in(rows), every)
+
+
+def _read_epochs(path: Path, runs: pd.DataFrame) -> tuple[pd.DataFrame, list[str]]:
+    """Return the epochs of the attempts `runs`, and the completed runs with fewer rows than epochs, which are left out.
+
+    Such a run was committed by its row in runs.csv; later its epochs were cut off, or epochs.csv was deleted.
+    """
     epochs = read_table(path, EpochRow) if path.is_file() else pd.DataFrame(columns=columns(EpochRow))
-    of_run = epochs[["run_id", "attempt"]].merge(
-        runs[["run_id", "attempt", "status", "metric_name"]], on=["run_id", "attempt"], how="left"
-    )
-    check_completed(path, epochs, EpochRow, of_run["status"] == "completed", of_run["metric_name"])
-    epochs = epochs.merge(runs[["run_id", "attempt"]], on=["run_id", "attempt"])
-    epochs = epochs.drop_duplicates(["run_id", "attempt", "epoch"], keep="last")
-    runs, epochs = runs.reset_index(drop=True), epochs.reset_index(drop=True)
-    return Results(folder, runs, epochs, _read_study(folder), notes, _trials_in(rows))
+    run_ids = pd.Index(runs["run_id"].to_numpy(dtype=object))
+    place = run_ids.get_indexer(epochs["run_id"].to_numpy(dtype=object))  # in `runs`; -1: of none
+    attempts = runs["attempt"].to_numpy(dtype=np.int64)
+    place[epochs["attempt"].to_numpy(dtype=np.int64) != attempts[place]] = -1
+    completed = (runs["status"] == "completed").to_numpy(dtype=bool)
+    is_accuracy = (runs["metric_name"] == "accuracy").to_numpy(dtype=bool, na_value=False)
+    of_none = place < 0
+    check_completed(path, epochs, EpochRow, completed[place] & ~of_none, is_accuracy[place] & ~of_none)
+    numbers = epochs["epoch"].to_numpy(dtype=np.int64)
+    row = pd.Series(place * (numbers.max(initial=0) + 1) + numbers)
+    kept = ~of_none & ~row.duplicated(keep="last").to_numpy()
+    found = np.bincount(place[kept], minlength=len(runs))
+    lacking = completed & (found < runs["epochs"].to_numpy(dtype=np.int64))
+    kept &= ~lacking[place]
+    if not kept.all():
+        epochs = epochs[kept].reset_index(drop=True)
+    return epochs, runs.loc[lacking, "run_id"].tolist()
 
 
 def read_runs(folder: Path) -> pd.DataFrame:
@@ -122,7 +171,8 @@ def read_trials(folder: Path) -> pd.DataFrame:
 
 
 def _runs_in(rows: pd.DataFrame, folder: Path) -> pd.DataFrame:
-    runs = rows[rows["trial"].isna()]
+    is_run = rows["trial"].isna()
+    runs = rows if is_run.all() else rows[is_run]
     if runs.empty:
         more = f" but {counted(len(rows), 'trial')} of tuning" if len(rows) else ""
         raise ResultsError(f"{folder / RUNS} holds no runs yet{more}; `scalebench run` fills it")
@@ -178,6 +228,8 @@ def _one_configuration(runs: pd.DataFrame) -> tuple[pd.DataFrame, list[str]]:
     grown = runs["workers"].where(runs["scaling"] == "weak", 0)
     identities += [("dataset_sha256", runs["dataset_sha256"].dropna().str[:_OF_A_CHECKSUM], grown)]
     for name, values, group in identities:
+        if group is one and values.nunique(dropna=False) < 2:  # as in almost every study, found faster than below
+            continue
         texts = values[values.index.isin(runs.index)].map(str)
         latest = texts.groupby(group.loc[texts.index]).transform("last")
         if (other := texts != latest).any():

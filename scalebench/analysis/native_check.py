@@ -138,7 +138,7 @@ def agreement(results: Results) -> pd.DataFrame:
         both["virtual"] = both["virtual"][both["virtual"]["cluster"] != THIS_MACHINE]
     rows, charged = [], charged_engine(results)
     for (label, workers), native in both["native"].groupby(["label", "workers"]):
-        held = set(native["engine"])
+        held = set(native["engine"].unique())
         if charged and charged not in held and results.study.get("engine") not in (None, "auto"):
             continue
         engine = charged if charged in held else min(held, key=PREFERRED_ENGINES.index)

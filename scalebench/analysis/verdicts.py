@@ -198,7 +198,7 @@ def _label(results: Results, name: str) -> str:
     """The label `name`, or that of the only variant of the strategy `name`."""
     runs = results.completed
     labels = sorted(runs.loc[runs["strategy"] == name, "label"].unique())
-    if name in set(runs["label"]) or not labels:
+    if name in set(runs["label"].unique()) or not labels:
         return name  # an unknown name is refused by `compared_strategies`
     if len(labels) > 1:
         raise UsageError(f"{name} ran with several options: name one of {', '.join(map(repr, labels))}")

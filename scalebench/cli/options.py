@@ -186,10 +186,12 @@ def completed_study(results: Path | None) -> Path:
     Raises:
         ResultsError: no run was completed, or there are no records.
     """
-    from scalebench.records.attempts import Attempts
+    from scalebench.records.attempts import Attempts, has_completed_run
     from scalebench.records.folder import RUNS
 
     folder = study_folder(results)
+    if has_completed_run(folder / RUNS):
+        return folder
     attempts = Attempts(folder / RUNS)
     if len(attempts) and "completed" not in attempts.status:
         raise ResultsError(f"{folder}: no run was completed; `scalebench status {folder}` says why")

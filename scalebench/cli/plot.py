@@ -77,6 +77,6 @@ def plot(
     for figure in drawn:
         if figure.absent:
             click.echo(f"{figure.name} not drawn: {figure.absent}", err=True)
-    for note in drawn[0].notes:
+    for note in dict.fromkeys(note for figure in drawn for note in figure.notes):
         click.echo(note, err=True)
     return 2 if figures and any(figure.absent for figure in drawn) else 0

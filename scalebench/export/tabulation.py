@@ -147,7 +147,7 @@ def tabulate(results: Results, shown: pd.DataFrame, names: Sequence[str] = ()) -
         if name not in _COLUMNS:
             raise UsageError(f"--columns: unknown column {name!r}; {nearest(name, NAMES)}")
         baseline = name.partition("vs-")[2]
-        if baseline and baseline not in set(results.completed["strategy"]):
+        if baseline and baseline not in set(results.completed["strategy"].unique()):
             raise UsageError(f"--columns: {name} needs a completed run of {baseline}, and the study has none")
     table = _with_ratios(results, shown)
     chosen = [_COLUMNS[name] for name in names] or [

@@ -143,15 +143,15 @@ def _some_drawn(drawn: list[Drawn], folder: Path) -> list[Drawn]:
 
 def _draw(results: Results, name: str, output: Path, request: PlotRequest, place: Path | None = None) -> Drawn:
     kind = FIGURES.create(name, {})
-    notes = tuple(results.notes)
     if absent := kind.absent(results):
-        return Drawn(name, [], absent, notes)
+        return Drawn(name, [], absent, tuple(results.notes))
     stem = (place or output / slug(str(results.runs["study"].iloc[-1]))) / name
     try:
         stem.parent.mkdir(parents=True, exist_ok=True)
-        return Drawn(name, _write(kind, results, stem, request), "", notes)
+        files = _write(kind, results, stem, request)
+        return Drawn(name, files, "", tuple(results.notes))  # more of them are known after drawing
     except EmptyFigureError as error:
-        return Drawn(name, [], str(error), notes)
+        return Drawn(name, [], str(error), tuple(results.notes))
     except OSError as error:
         raise ResultsError(
             f"cannot write {stem.parent}: {error.strerror}; choose another folder with --output"

@@ -41,10 +41,10 @@ class Selection:
         """
         runs = results.completed
         present = {
-            "strategy": (self.strategies, {*runs["strategy"], *runs["label"]}),
-            "workers": (self.workers, set(runs["workers"])),
-            "execution": (self.executions, set(runs["execution"])),
-            "engine": (self.engines, set(runs["engine"])),
+            "strategy": (self.strategies, {*runs["strategy"].unique(), *runs["label"].unique()}),
+            "workers": (self.workers, set(runs["workers"].unique())),
+            "execution": (self.executions, set(runs["execution"].unique())),
+            "engine": (self.engines, set(runs["engine"].unique())),
         }
         for flag, (chosen, known) in present.items():
             if flag == "workers" and set(chosen) & known:

@@ -16,10 +16,12 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+from scalebench.analysis.grouping import listed
 from scalebench.analysis.loading import read_trials
 from scalebench.cluster.engine_costs import EngineCosts
+from scalebench.cluster.load import own_file
 from scalebench.comm import engines, slurm
-from scalebench.formatting import seconds
+from scalebench.formatting import counted, seconds
 from scalebench.launch.machine import check_calibration, check_kept_calibration, machine_for
 from scalebench.launch.model_check import look_at_model
 from scalebench.launch.mpirun import Launcher
@@ -46,6 +48,7 @@ from scalebench.system.parent_watch import start_forkserver
 from scalebench.training.outcome import Outcome
 from scalebench.virtual.pool import Simulator, run_virtual
 
+_SHOWN = 5  # names of runs in a note
 _SAMPLING_S = 0.1  # of the background load, before anything is measured
 _PROVENANCE_COLUMNS = ("host_hash", "git_commit", "git_dirty", "packages_hash", "scheduler_job_id", "provenance")
 _MAY_HOLD_PATHS = ("error", "cluster", "model", "dataset", "strategy_options")  # paths can name their owner
@@ -80,6 +83,11 @@ def run_study(
         with Store(folder) as store:
             study_run = StudyRun(plan, store, reporter, interruption, fail_fast=fail_fast, only_failed=only_failed)
             set_aside = [f"what a command that was killed left half-written is now in {p}" for p in store.set_aside]
+            if names := store.without_epochs:
+                set_aside.append(
+                    f"epochs.csv lacks epochs of {counted(len(names), 'completed run')} ({listed(names, _SHOWN)}), as "
+                    "something else deleted or cut the file: they are run again"
+                )
             for note in [*set_aside, *(notes if study_run.left() else []), *plan.notes]:  # the gravest first
                 reporter.note(note)
             if not only_failed:
@@ -317,6 +325,8 @@ class StudyRun:
             provenance=self._provenance_columns(outcome.facts.machines),
         )
         texts = {name: redact(text, names=False) for name in _MAY_HOLD_PATHS if (text := getattr(row, name))}
+        if own_file(row.cluster):
+            texts["cluster"] = redact(row.cluster)  # the file itself can be named after its owner
         row = row.model_copy(update=texts)
         with self._interruption.shielded():
             self._write_deleted()

@@ -6,7 +6,9 @@ the first cells, as written by a spreadsheet, is parsed completely, which is slo
 
 from __future__ import annotations
 
+import re
 from collections.abc import Collection, Iterable, Sequence
+from contextlib import suppress
 from pathlib import Path
 
 from scalebench.errors import ResultsError
@@ -17,6 +19,7 @@ from scalebench.system.bounded_read import LARGE, read_bytes
 
 _FIRST = ("schema_version", "study", "run_id", "config_hash", "attempt", "status")
 _NUMBERS = tuple(name for name, kind in kinds(RunRow).items() if kind != "text")
+_LINE = re.compile(r"^([^,\"\n]*)" + r",([^,\"\n]*)" * (len(_FIRST) - 1) + ",", re.MULTILINE)
 _DIGITS = 16  # of an attempt's number, so that a floating-point number holds it
 
 
@@ -39,25 +42,27 @@ class Attempts:
     def __init__(self, path: Path) -> None:
         self.path = path
         try:
-            lines = read_bytes(path, LARGE).split(b"\n")[:-1]
+            data = read_bytes(path, LARGE)
         except (FileNotFoundError, NotADirectoryError):
             raise ResultsError(
                 f"{path.parent} holds no runs.csv; expected a study's folder, as results/<study>"
             ) from None
         except OSError as error:
             raise ResultsError(f"cannot read {path}: {error.strerror}") from None
-        names = columns(RunRow)
+        lines, names = data.split(b"\n")[:-1], columns(RunRow)
         self._header, self._lines = (from_line(lines[0]) if lines else []) or names, lines[1:]
         check_header(path, self._header, names)
-        cells = [line.decode(errors="replace").split(",", len(_FIRST)) for line in self._lines]
-        if self._header != names or any(len(row) <= len(_FIRST) or '"' in "".join(row[:-1]) for row in cells):
-            cells = [[row[name] for name in _FIRST] for row in map(self.row, range(len(self._lines)))]
+        cells = _first_cells(data)[1:] if self._header == names else []
+        if len(cells) != len(self._lines):
+            cells = [tuple(row[name] for name in _FIRST) for row in map(self.row, range(len(self._lines)))]
         self.run_id, self.config_hash, self.status = ([row[place] for row in cells] for place in (2, 3, 5))
         check_version(path, {row[0] for row in cells})
-        for place, row in enumerate(cells):
-            if not _is_attempt(row[4]):
-                raise bad_cell(path, place, "attempt", self.row(place)["attempt"], "a number from 1 up")
-        self.attempt = [int(row[4]) for row in cells]
+        attempts = [row[4] for row in cells]
+        bad = {cell for cell in set(attempts) if not _is_attempt(cell)}
+        if bad:
+            place = next(place for place, cell in enumerate(attempts) if cell in bad)
+            raise bad_cell(path, place, "attempt", self.row(place)["attempt"], "a number from 1 up")
+        self.attempt = list(map(int, attempts))
 
     def __len__(self) -> int:
         return len(self._lines)
@@ -110,6 +115,22 @@ class Attempts:
     def repeated(self) -> int:
         """Return the number of rows that repeat an attempt; only its last row counts."""
         return len(self) - len(set(zip(self.run_id, self.attempt, strict=True)))
+
+
+def has_completed_run(path: Path) -> bool:
+    """Return True if a line of a runs.csv may be that of a completed run: no column but `status` holds that word alone.
+
+    Reads as far as the first one only. False if there is no such file.
+    """
+    with suppress(OSError), path.open("rb") as file:
+        return any(b",completed," in line for line in file)
+    return False
+
+
+def _first_cells(data: bytes) -> list[tuple[str, ...]]:
+    """Return the first cells of each complete line of `data`, except lines with quotes or too few cells."""
+    text = data[: data.rfind(b"\n") + 1].decode(errors="replace")
+    return _LINE.findall(text)
 
 
 def _is_attempt(cell: str) -> bool:

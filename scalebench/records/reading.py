@@ -72,21 +72,24 @@ def read_table(path: Path, row_type: type[BaseModel]) -> pd.DataFrame:
             ("tuned", table["tuned"].isin(no_objects), "a JSON object"),
         ):
             _refuse(path, table, name, bad, expected)
-        check_completed(path, table, row_type, table["status"] == "completed", table["metric_name"])
+        finished = (table["status"] == "completed").to_numpy(dtype=bool)
+        accuracy = (table["metric_name"] == "accuracy").to_numpy(dtype=bool, na_value=False)
+        check_completed(path, table, row_type, finished, accuracy)
         _check_parts(path, table)
     return table[columns(row_type)]
 
 
 def check_completed(
-    path: Path, table: pd.DataFrame, row_type: type[BaseModel], completed: pd.Series[bool], metric_name: pd.Series[str]
+    path: Path, table: pd.DataFrame, row_type: type[BaseModel], finished: NDArray[np.bool_], accuracy: NDArray[np.bool_]
 ) -> None:
     """Check metrics and other numbers of rows of completed runs; a training that diverged may have left any.
+
+    `finished` marks these rows, `accuracy` those whose metric is an accuracy.
 
     Raises:
         ResultsError: names the first damaged cell.
     """
-    accuracy = (completed & (metric_name == "accuracy").fillna(False)).to_numpy(dtype=bool)
-    finished = completed.to_numpy(dtype=bool)
+    accuracy = accuracy & finished
     for name in other_columns(row_type):
         values = table[name].to_numpy(dtype=float)
         _refuse(path, table, name, finished & (np.abs(values) > LARGEST), f"a number of at most {LARGEST:g}")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import io
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
@@ -27,8 +28,9 @@ class Store:
     writes a folder at a time.
 
     By (run_id, config_hash), `completed` has train_s of every completed run, and `tried` also of those that diverged or
-    timed out. `failed` are the run_ids whose latest attempt ended without completion, and `numbered` the (run_id,
-    run_order) of the rows found at opening, without warm-up runs and trials.
+    timed out; neither has runs of `without_epochs`, whose epochs were cut off or deleted later. `failed` are the
+    run_ids whose latest attempt ended without completion, and `numbered` the (run_id, run_order) of the rows found at
+    opening, without warm-up runs and trials.
 
     Raises:
         ResultsError: the folder cannot be written, or its tables have another schema version.
@@ -43,9 +45,11 @@ class Store:
             self.failed: set[str] = set()
             self.numbered: list[tuple[str, int]] = []
             self._attempts: dict[str, int] = {}
+            self._epochs_of: dict[tuple[str, str], tuple[int, int]] = {}  # attempt and epochs of each completed run
             self._read_runs()
             self._epochs = AppendOnlyTable(self.folder / EPOCHS, EpochRow, fsync=fsync)
             self._set_aside_uncommitted()
+            self.without_epochs = self._take_incomplete()
         except BaseException:
             self._runs.close()
             raise
@@ -105,6 +109,8 @@ class Store:
             row = attempts.row(place, checked=("train_s",))
             train_s = float(row["train_s"]) if row["train_s"] else None
             self._remember(row["run_id"], row["config_hash"], attempts.attempt[place], row["status"], train_s)
+            if row["status"] == "completed" and row["epochs"].isdecimal():
+                self._epochs_of[row["run_id"], row["config_hash"]] = attempts.attempt[place], int(row["epochs"])
             if row["run_order"].isdecimal() and row["warmup"].lower() != "true" and not row["trial"]:
                 self.numbered.append((row["run_id"], int(row["run_order"])))
 
@@ -118,6 +124,18 @@ class Store:
             self.completed[run_id, config_hash] = train_s
         if status in RESULTS_OF_A_TRIAL:
             self.tried[run_id, config_hash] = train_s
+
+    def _take_incomplete(self) -> list[str]:
+        """Take completed runs with fewer rows in epochs.csv than epochs for runs not made; return their names."""
+        found = self._epochs.epochs_by_attempt() if self._epochs_of else Counter[tuple[str, int]]()
+        incomplete = [
+            (run_id, config_hash)
+            for (run_id, config_hash), (attempt, epochs) in self._epochs_of.items()
+            if found[run_id, attempt] < epochs
+        ]
+        for key in incomplete:
+            del self.completed[key], self.tried[key]
+        return [run_id for run_id, _ in incomplete]
 
     def _set_aside_uncommitted(self) -> None:
         start: int | None = None

@@ -37,7 +37,7 @@ def study_facts(results: Results) -> tuple[Fact, ...]:
     sizes = sorted({int(size) for size in runs[f"batch_{last['batch_policy']}"].dropna()}, reverse=True)
     measured = pd.notna(last["metric_name"])
     facts = {
-        "strategies": ", ".join(sorted(set(runs["label"]), key=strategy_rank)),
+        "strategies": ", ".join(sorted(set(runs["label"].unique()), key=strategy_rank)),
         "workers": ", ".join(map(str, counts)),
         "scaling": f"{last['scaling']}: samples per {'epoch' if last['scaling'] == 'strong' else 'worker'} fixed",
         "batch": f"{' or '.join(map(str, sizes))} {batch}, at every worker count" if sizes else "",
@@ -121,9 +121,9 @@ def _calibrated(results: Results) -> bool:
 
 
 def _executions(runs: pd.DataFrame) -> Iterator[str]:
-    for execution in [name for name in EXECUTIONS if name in set(runs["execution"])]:
+    for execution in [name for name in EXECUTIONS if name in set(runs["execution"].unique())]:
         own = runs[runs["execution"] == execution]
-        engines = sorted(set(own["engine"]) - {execution})
+        engines = sorted(set(own["engine"].unique()) - {execution})
         through = f" through {', '.join(engines)}" if engines else ""
         yield f"{execution} ({EXECUTIONS_IN_WORDS[execution]}) on {own['cluster'].iloc[-1]}{through}"
 

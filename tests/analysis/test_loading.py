@@ -9,12 +9,32 @@ import re
 import numpy as np
 import pytest
 
-from scalebench.analysis import cells, load
+from scalebench.analysis import cells, check, load
 from scalebench.analysis.rounds import runs_by_cell, spread
 from scalebench.errors import ResultsError
 from scalebench.records.schema import RunRow, columns
 from scalebench.records.store import Store
 from tests.records_factory import epoch_row, run_row
+
+
+def test_runs_with_lost_epochs_are_noted_and_in_no_epochs(tmp_path):
+    with Store(tmp_path) as store:
+        for repetition, run_id in enumerate(("a", "b", "c")):
+            run = run_row(run_id=run_id, repetition=repetition, epochs=2)
+            store.append(run, [epoch_row(run_id=run_id, epoch=epoch) for epoch in (0, 1)])
+    lines = (tmp_path / "epochs.csv").read_text().splitlines(keepends=True)
+    (tmp_path / "epochs.csv").write_text("".join(lines[:4]))
+    results = load(tmp_path)
+    assert results.epochs["run_id"].tolist() == ["a", "a"]
+    assert results.without_epochs == ["b", "c"]
+    assert "epochs.csv lacks epochs of 2 completed runs (b, c)" in results.notes[0]
+    assert check(tmp_path).count("error") == 0
+    (finding,) = [found for found in check(tmp_path).findings if found.rule == "missing-epochs"]
+    assert "epochs of 2 completed runs are missing (b, c); 2 rows of others are there" in finding.what
+    (tmp_path / "epochs.csv").unlink()
+    assert load(tmp_path).epochs.empty
+    (finding,) = [found for found in check(tmp_path).findings if found.rule == "missing-epochs"]
+    assert "epochs of 3 completed runs are missing" in finding.what
 
 
 def test_rows_come_back_with_their_types(study):
@@ -59,7 +79,7 @@ def test_empty_options_are_no_options(study):
 def test_epochs_of_older_attempts_and_of_uncommitted_runs_do_not_count(tmp_path):
     with Store(tmp_path) as store:
         store.append(run_row(attempt=1, status="timeout"), [epoch_row(attempt=1, test_metric=0.1)])
-        store.append(run_row(attempt=2), [epoch_row(attempt=2, test_metric=0.9)])
+        store.append(run_row(attempt=2, epochs=1), [epoch_row(attempt=2, test_metric=0.9)])
     with (tmp_path / "epochs.csv").open("a") as file:
         file.write("lost,1,0" + 14 * "," + "\n")
     assert load(tmp_path).epochs["test_metric"].tolist() == [0.9]
@@ -262,7 +282,7 @@ def test_impossible_metric_of_an_epoch_is_named(tmp_path, cell, expected):
     with pytest.raises(
         ResultsError, match=rf"epochs\.csv, line 3: test_metric is '{cell}', expected {re.escape(expected)}"
     ):
-        load(tmp_path)
+        assert load(tmp_path).epochs is not None
 
 
 def test_diverged_runs_may_have_any_number(study):

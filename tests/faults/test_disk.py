@@ -71,6 +71,28 @@ def test_study_folder_deleted_during_the_study_is_written_again_with_all_rows(pl
     assert place.tables("out") == place.tables("undisturbed")
 
 
+@pytest.mark.parametrize("kept", [0, 8])
+def test_lost_epochs_are_named_and_their_runs_made_again(place, kept):
+    """The study has 32 runs of 2 epochs; epochs.csv is gone, or shorter than runs.csv commits."""
+    assert place.run("out") == 0
+    wanted = place.tables("out")
+    epochs = place.runs_csv("out").with_name("epochs.csv")
+    lines = epochs.read_bytes().splitlines(keepends=True)
+    epochs.write_bytes(b"".join(lines[: 1 + kept]))
+    if not kept:
+        epochs.unlink()
+    lost = f"{32 - kept // 2} completed runs"
+    place.start("plot", "out/small", "--figure", "strong-scaling", "--figure", "convergence", "--format", "png").wait()
+    assert f"epochs.csv lacks epochs of {lost} (" in place.printed()
+    place.start("check", "out/small").wait()
+    assert f"epochs of {lost} are missing" in place.printed()
+    assert place.run("out") == 0
+    assert "they are run again" in place.printed()
+    kept_rows, latest = place.tables("out")
+    assert len(kept_rows) == len(wanted[0]) + 32 - kept // 2
+    assert len(set(latest)) == len(wanted[1]), "every epoch is there again"
+
+
 @pytest.mark.thorough
 def test_folder_made_read_only_during_the_study_fails_the_weights_only(place):
     """Open files stay open; weights, which are new files, fail with their reason and are made later."""

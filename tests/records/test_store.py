@@ -21,7 +21,7 @@ from tests.records_factory import epoch_row, run_row
 
 
 def attempt(run_id, number=1, status="completed", epochs=3):
-    run = run_row(run_id=run_id, config_hash=f"hash-{run_id}", attempt=number, status=status)
+    run = run_row(run_id=run_id, config_hash=f"hash-{run_id}", attempt=number, status=status, epochs=max(1, epochs))
     return run, [epoch_row(run_id=run_id, attempt=number, epoch=epoch) for epoch in range(epochs)]
 
 
@@ -236,6 +236,24 @@ def test_deleted_tables_are_written_again_with_all_rows(folder, deleted):
         store.append(*attempt("c"))
         store.append(*attempt("d"))
     assert [row["run_id"] for row in rows(folder / "runs.csv")] == ["a", "b", "c", "d"]
+
+
+@pytest.mark.parametrize("kept", [0, 1, 2, 4])
+def test_completed_run_whose_epochs_were_lost_is_made_again(folder, kept):
+    """Of three epochs each of a and b, the first `kept` rows are there; without any the file is gone."""
+    lines = (folder / "epochs.csv").read_bytes().splitlines(keepends=True)
+    (folder / "epochs.csv").write_bytes(b"".join(lines[: 1 + kept]))
+    if not kept:
+        (folder / "epochs.csv").unlink()
+    lost = ["a", "b"] if kept < 3 else ["b"]
+    with Store(folder) as store:
+        assert store.without_epochs == lost
+        assert {run_id for run_id, _ in store.completed} == {"a", "b"} - set(lost)
+        for run_id in lost:
+            store.append(*attempt(run_id, number=store.next_attempt(run_id)))
+    with Store(folder) as store:
+        assert store.without_epochs == []
+        assert {run_id for run_id, _ in store.completed} == {"a", "b"}
 
 
 def test_table_replaced_by_another_file_is_a_one_line_error(folder):

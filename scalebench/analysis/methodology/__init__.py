@@ -58,7 +58,7 @@ class Evidence:
     @cached_property
     def rows(self) -> pd.DataFrame:
         """All rows of runs.csv: every attempt and configuration."""
-        return read_runs(self.results.folder)
+        return self.results.rows if len(self.results.rows) else read_runs(self.results.folder)
 
     @cached_property
     def progress(self) -> Progress:

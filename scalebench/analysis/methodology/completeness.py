@@ -8,7 +8,7 @@ from functools import partial
 import numpy as np
 import pandas as pd
 
-from scalebench.analysis.grouping import CELL
+from scalebench.analysis.grouping import CELL, listed
 from scalebench.analysis.intervals import level_of, relative_width
 from scalebench.analysis.methodology import Evidence, Finding, finding, rule
 from scalebench.analysis.rounds import timed
@@ -67,6 +67,21 @@ def unfinished(evidence: Evidence) -> Iterator[Finding]:
             f"{counted(remaining.total(), 'run')} of {evidence.progress.planned:,} planned never made",
             kinds,
             "the command that began the study goes on with it; a smaller study is one of its own",
+        )
+
+
+@rule("epochs.csv holds every epoch of each completed run")
+def missing_epochs(evidence: Evidence) -> Iterator[Finding]:
+    """Epochs that were lost after the run was completed: figures over epochs are drawn without these runs."""
+    rows = len(evidence.results.epochs)
+    lacking = evidence.results.without_epochs
+    if lacking:
+        yield finding(
+            "warning",
+            f"epochs of {counted(len(lacking), 'completed run')} are missing ({listed(lacking, 5)}); {rows:,} rows of "
+            "others are there",
+            evidence.results.runs[evidence.results.runs["run_id"].isin(lacking)],
+            "put epochs.csv back, or run the study again, which makes these runs again",
         )
 
 

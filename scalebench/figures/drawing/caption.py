@@ -56,7 +56,7 @@ def describe_executions(results: Results, drawn: pd.DataFrame | None = None, *, 
     """Return cluster, engines and repetitions of each execution, and with `bars` the meaning of error bars."""
     runs = _of(results, drawn)
     parts = []
-    for execution in [name for name in EXECUTIONS if name in set(runs["execution"])]:
+    for execution in [name for name in EXECUTIONS if name in set(runs["execution"].unique())]:
         own = runs[runs["execution"] == execution]
         engines = "" if execution in SIMULATED else f" through {', '.join(sorted(own['engine'].unique()))}"
         about = _repetitions(own) + (_bars(results, own, execution) if bars else "")
@@ -122,7 +122,7 @@ def _step_time(results: Results, runs: pd.DataFrame, cluster: Cluster | None) ->
     stated = results.study.get("device_step_time")
     if isinstance(stated, int | float):
         return f"step time stated as {seconds(stated)}"
-    last, batches = runs.iloc[-1], set(runs["batch_per_worker"])
+    last, batches = runs.iloc[-1], set(runs["batch_per_worker"].unique())
     times = cluster.step_times_of(str(last["model"]), str(last["dtype"])) if cluster else {}
     used = [f"{seconds(times[batch].step_s)} at batch {batch}" for batch in sorted(times) if batch in batches]
     return f"step time of the cluster file, {', '.join(used)}" if used else ""
