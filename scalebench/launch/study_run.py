@@ -30,10 +30,11 @@ from scalebench.launch.stopping_rule import Reporter, StoppingRule, Tally
 from scalebench.launch.sweep import Sweep, is_simulated
 from scalebench.launch.traffic import TrafficCheck
 from scalebench.launch.tuning import with_chosen
+from scalebench.pricing.calibration_file import save_text
 from scalebench.pricing.charges import carrier
 from scalebench.pricing.machine import Machine
 from scalebench.records.attempts import Attempts
-from scalebench.records.folder import PLANNED, RUNS, STUDY, require_writable
+from scalebench.records.folder import CALIBRATION, PLANNED, RUNS, STUDY, require_writable
 from scalebench.records.lock import FILE, LockedError, folder_lock, owner_of
 from scalebench.records.progress import Planned, group_of, keep_planned
 from scalebench.records.provenance import collect, in_job, redact
@@ -43,6 +44,7 @@ from scalebench.records.study_file import keep_study, replace_study, require_sam
 from scalebench.study.spec import Run
 from scalebench.study.tuning import RESULTS_OF_A_TRIAL
 from scalebench.system.background_load import BackgroundLoad, disturbed
+from scalebench.system.bounded_read import read_text
 from scalebench.system.interruption import AbandonedError, Interruption
 from scalebench.system.parent_watch import start_forkserver
 from scalebench.training.outcome import Outcome
@@ -164,6 +166,7 @@ class StudyRun:
         self.tally = Tally(self.folder, done_before=len(self._planned()) - len(self.left()))
         if only_failed:
             self.trials, self.rule = (rule.of(store.failed) for rule in (self.trials, self.rule))
+        self._calibration = ""  # content of calibration.json
         self._provenance: dict[str, Any] = {}
         self._started_utc: dict[str, str] = {}
         self._provenance_of: dict[tuple[str, ...], str] = {}  # hashes of other nodes -> name of their provenance
@@ -189,6 +192,8 @@ class StudyRun:
         with suppress(AbandonedError):
             charged = any(is_simulated(run_id) for run_id, _ in self._store.tried)
             machine = self._machine(charged=charged)
+            if (self.folder / CALIBRATION).is_file():
+                self._calibration = read_text(self.folder / CALIBRATION)
             with self._interruption.runs_under_way():
                 if machine is not None:
                     if self.trials.left() and not self._tune(machine, jobs):
@@ -349,6 +354,8 @@ class StudyRun:
         """Write what was deleted in the folder during the study again, as far as it is known here."""
         if not (deleted := self._store.write_deleted()):
             return
+        if self._calibration and not (self.folder / CALIBRATION).exists():
+            save_text(self._calibration, self.folder / CALIBRATION)
         if not (self.folder / STUDY).exists():
             replace_study(self.folder, self.plan.study)
         if not self._only_failed and not (self.folder / PLANNED).exists():

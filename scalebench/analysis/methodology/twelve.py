@@ -31,7 +31,7 @@ TWELVE = (
     Kept(
         2,
         "Say why only a part of a benchmark, or of the system, was used.",
-        ("failed-runs", "retried-runs", "unfinished"),
+        ("failed-runs", "retried-runs", "unfinished", "missing-epochs"),
         to_you="the reason for the worker counts, strategies, data and share of the machine that you chose",
     ),
     Kept(

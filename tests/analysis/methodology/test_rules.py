@@ -488,6 +488,12 @@ def killed_before_the_last_run(study):
     study.unmade = [Planned("the-last-one", "hash", "native mpi")]
 
 
+@case("missing-epochs", "warning", "epochs of 2 completed runs are missing (")
+def epochs_of_two_runs_were_cut_off(study):
+    for row in study.rows[:2]:
+        study.epochs[row.run_id] = study.epochs[row.run_id][:-1]
+
+
 @case("still-wide", "note", "intervals of 1 of 14 points are wider than the 10 % of the time that was asked for")
 def one_point_is_still_wide_at_the_most(study):
     study.study["until"] = {"ci_width": 0.1, "at_least": 3, "at_most": 5}
