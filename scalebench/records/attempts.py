@@ -6,7 +6,6 @@ the first cells, as written by a spreadsheet, is parsed completely, which is slo
 
 from __future__ import annotations
 
-import re
 from collections.abc import Collection, Iterable, Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -19,7 +18,6 @@ from scalebench.system.bounded_read import LARGE, read_bytes
 
 _FIRST = ("schema_version", "study", "run_id", "config_hash", "attempt", "status")
 _NUMBERS = tuple(name for name, kind in kinds(RunRow).items() if kind != "text")
-_LINE = re.compile(r"^([^,\"\n]*)" + r",([^,\"\n]*)" * (len(_FIRST) - 1) + ",", re.MULTILINE)
 _DIGITS = 16  # of an attempt's number, so that a floating-point number holds it
 
 
@@ -42,19 +40,19 @@ class Attempts:
     def __init__(self, path: Path) -> None:
         self.path = path
         try:
-            data = read_bytes(path, LARGE)
+            lines = read_bytes(path, LARGE).split(b"\n")[:-1]
         except (FileNotFoundError, NotADirectoryError):
             raise ResultsError(
                 f"{path.parent} holds no runs.csv; expected a study's folder, as results/<study>"
             ) from None
         except OSError as error:
             raise ResultsError(f"cannot read {path}: {error.strerror}") from None
-        lines, names = data.split(b"\n")[:-1], columns(RunRow)
+        names = columns(RunRow)
         self._header, self._lines = (from_line(lines[0]) if lines else []) or names, lines[1:]
         check_header(path, self._header, names)
-        cells = _first_cells(data)[1:] if self._header == names else []
-        if len(cells) != len(self._lines):
-            cells = [tuple(row[name] for name in _FIRST) for row in map(self.row, range(len(self._lines)))]
+        cells = [line.decode(errors="replace").split(",", len(_FIRST)) for line in self._lines]
+        if self._header != names or any(len(row) <= len(_FIRST) or '"' in "".join(row[:-1]) for row in cells):
+            cells = [[row[name] for name in _FIRST] for row in map(self.row, range(len(self._lines)))]
         self.run_id, self.config_hash, self.status = ([row[place] for row in cells] for place in (2, 3, 5))
         check_version(path, {row[0] for row in cells})
         attempts = [row[4] for row in cells]
@@ -125,12 +123,6 @@ def has_completed_run(path: Path) -> bool:
     with suppress(OSError), path.open("rb") as file:
         return any(b",completed," in line for line in file)
     return False
-
-
-def _first_cells(data: bytes) -> list[tuple[str, ...]]:
-    """Return the first cells of each complete line of `data`, except lines with quotes or too few cells."""
-    text = data[: data.rfind(b"\n") + 1].decode(errors="replace")
-    return _LINE.findall(text)
 
 
 def _is_attempt(cell: str) -> bool:

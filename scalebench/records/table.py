@@ -113,7 +113,7 @@ class AppendOnlyTable:
         """Return the number of different epochs of each (run_id, attempt), of a table with these columns."""
         data = self._read_from(0)
         if self.header[:3] == ["run_id", "attempt", "epoch"] and b'"' not in data:
-            cells = set(_EPOCH.findall(data))  # ten times as fast as a parser
+            cells = set(_EPOCH.findall(data))
         else:
             rows = (row for _, row in self.lines_backwards())
             cells = {(row["run_id"].encode(), row["attempt"].encode(), row["epoch"].encode()) for row in rows}
