@@ -6,6 +6,7 @@ import os
 import time
 from collections.abc import Callable
 from itertools import pairwise
+from statistics import fmean
 
 from mpi4py import MPI
 
@@ -81,27 +82,27 @@ class ProbeRounds:
         """
         operation()
         steps = _FEW if key[1] > _LARGE else _SOME
-        stopwatch, seconds = Stopwatch(computes=False), 0.0
+        stopwatch, each = Stopwatch(computes=False), []
         for _ in range(steps):
             self.gauge.steps(1)
             self.mpi.Barrier()
             began = time.perf_counter()
             operation()
-            seconds += time.perf_counter() - began
-        return Sample(key, seconds / steps, stopwatch.stop().undisturbed)
+            each.append(time.perf_counter() - began)
+        return Sample(key, fmean(each), stopwatch.stop().undisturbed, tuple(each))
 
     def after_computing(self, key: Key, operation: Operation) -> Sample:
         """Time a window of operations, each after computing for none to one cycle, so that it starts at any phase."""
         operation()
         stopwatch = Stopwatch(computes=False, shares_cores=True)
-        seconds = 0.0
+        each = []
         for place in range(_PAUSES):
             ready = time.perf_counter() + (place + 0.5) / _PAUSES * CYCLE_S
             while (began := time.perf_counter()) < ready:
                 pass
             operation()
-            seconds += time.perf_counter() - began
-        return Sample(key, seconds / _PAUSES, stopwatch.stop().undisturbed)
+            each.append(time.perf_counter() - began)
+        return Sample(key, fmean(each), stopwatch.stop().undisturbed, tuple(each))
 
     def one_by_one(self, key: Key, operation: Operation, count: int) -> list[Sample]:
         """Time `count` operations, each for itself, one after the other."""

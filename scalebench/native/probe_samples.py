@@ -15,15 +15,20 @@ from scalebench.cluster.engine_costs import EngineCost
 from scalebench.system.stopwatch import FEWEST, typical
 
 GRID = (4, 4 << 10, 16 << 10, 64 << 10, 256 << 10, 1 << 20, 4 << 20, 16 << 20)  # bytes
+_LOWER = 0.1  # quantile of disturbed times
 Key = tuple[str, int]  # an operation's name, and bytes
 
 
 class Sample(NamedTuple):
-    """Seconds of one operation in one window, and whether the window was undisturbed."""
+    """Seconds of one operation in one window, and whether the window was undisturbed.
+
+    `each` has the seconds of single operations where they were timed, always at the same phases of a cycle.
+    """
 
     key: Key
     seconds: float
     undisturbed: bool
+    each: tuple[float, ...] = ()
 
 
 class Found:
@@ -31,7 +36,7 @@ class Found:
 
     def __init__(self) -> None:
         self.references: list[float] = []
-        self._windows: dict[Key, list[tuple[int, float, bool]]] = {}
+        self._windows: dict[Key, list[tuple[int, Sample]]] = {}
 
     def add(self, samples: Sequence[Sequence[Sample]]) -> None:
         """Add one round's samples by rank: the first rank's time counts, undisturbed if it was so on every rank."""
@@ -43,7 +48,9 @@ class Found:
                 seen[sample.key] += 1
         for (key, _), own in together.items():
             undisturbed = all(sample.undisturbed for sample in own)
-            self._windows.setdefault(key, []).append((len(self.references) - 1, own[0].seconds, undisturbed))
+            self._windows.setdefault(key, []).append(
+                (len(self.references) - 1, own[0]._replace(undisturbed=undisturbed))
+            )
 
     @property
     def reference_s(self) -> float:
@@ -53,19 +60,17 @@ class Found:
     def values(self, key: Key, *, relative: bool) -> list[float]:
         """Seconds of the undisturbed windows, at the mean reference step if `relative`.
 
-        If fewer than FEWEST were undisturbed, use the shortest fifth of all, whose median is their lower decile: other
-        programs only add to a time.
+        If fewer than FEWEST were undisturbed, the lower decile of all takes their place, as other programs only add to
+        a time: of single operations by their phase, where these were timed, and of windows elsewhere.
         """
         windows = self._windows[key]
-        found = []
-        for number, seconds, undisturbed in windows:
-            reference = self.references[number]
-            scale = self.reference_s / reference if relative else 1.0
-            found.append((seconds * scale, undisturbed))
-        kept = [seconds for seconds, undisturbed in found if undisturbed]
-        if len(kept) < min(FEWEST, len(windows)):
-            kept = sorted(seconds for seconds, _ in found)[: max(1, len(found) // 5)]
-        return kept
+        scales = [self.reference_s / self.references[number] if relative else 1.0 for number, _ in windows]
+        kept = [scale * one.seconds for scale, (_, one) in zip(scales, windows, strict=True) if one.undisturbed]
+        if len(kept) >= min(FEWEST, len(windows)):
+            return kept
+        each = [one.each or (one.seconds,) for _, one in windows]
+        table = np.array(scales)[:, None] * np.array(each)
+        return [float(np.quantile(table, _LOWER, axis=0).mean())]
 
     def seconds(self, key: Key, *, relative: bool = True) -> float:
         """Median cost of an operation; zero where the step before it, which is subtracted, was disturbed more."""
@@ -81,7 +86,7 @@ class Found:
 
     def share_undisturbed(self) -> float:
         """Share of all windows that were undisturbed."""
-        flags = [undisturbed for windows in self._windows.values() for _, _, undisturbed in windows]
+        flags = [one.undisturbed for windows in self._windows.values() for _, one in windows]
         return sum(flags) / len(flags) if flags else 1.0
 
     def precise(self, *, relative: bool) -> bool:
