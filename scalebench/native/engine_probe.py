@@ -2,7 +2,8 @@
 
 No run of a study is timed here, so a virtual run is never fitted to the real one it is compared with. All ranks take
 part in every operation, in rounds: the reference step of rank 0 while the others sleep, then one window of each
-operation. A cost is the median of its undisturbed windows, or without enough of them the lower decile of all operations.
+operation. A cost is the median of its undisturbed windows, or without enough of them the lower decile of all
+operations.
 """
 
 from __future__ import annotations

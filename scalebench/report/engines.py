@@ -20,6 +20,8 @@ def crowded_engines(results: Results) -> str:
     With the reason for the length of Horovod's steps where they take a cycle and those of allreduce do not; empty where
     neither is so.
     """
+    if results.completed.empty:
+        return ""
     return " ".join([*_oversubscribed(results), *_cycle(cells(results), results)])
 
 
@@ -33,9 +35,10 @@ def _oversubscribed(results: Results) -> list[str]:
     workers = listed(sorted({int(count) for count in own.loc[own["strategy"].isin(names), "workers"]}))
     simulated = bool((results.completed["execution"] == "virtual").any())
     left = "their times at several workers are simulated ones alone" if simulated else "nothing is compared with them"
+    wanting = f"{' and '.join(names)} {'want' if len(names) > 1 else 'wants'}"
     return [
-        f"At {workers} workers {' and '.join(names)} want more cores than this machine has (×): these native times are "
-        f"no baseline, and {left}."
+        f"At {workers} workers {wanting} more cores than this machine has (×): these native times are no baseline, and "
+        f"{left}."
     ]
 
 
