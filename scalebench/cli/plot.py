@@ -73,8 +73,13 @@ def plot(
         drawn = plot_folder(folder, output, request, jobs=jobs, place=place_for(folder, output))
     for figure in drawn:
         if figure.files:
-            click.echo(f"{figure.files[0].with_suffix('')}{{{','.join(file.suffix for file in figure.files)}}}")
+            endings = ",".join(dict.fromkeys(file.suffix for file in figure.files))
+            click.echo(f"{figure.files[0].with_suffix('')}{{{endings}}}")
     for figure in drawn:
+        if figure.pages > 1:
+            wider = "" if request.style.full_width else "; --columns 2 takes fewer"
+            last = f"{figure.name}-{figure.pages}"
+            click.echo(f"{figure.name} is taller than a page: its further panels are in {last}{wider}", err=True)
         if figure.absent:
             click.echo(f"{figure.name} not drawn: {figure.absent}", err=True)
     for note in dict.fromkeys(note for figure in drawn for note in figure.notes):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from typing import Any
 
@@ -15,12 +16,13 @@ from scalebench.figures.base import FIGURES, EmptyFigureError, Figure
 from scalebench.figures.drawing.canvas import Canvas
 from scalebench.figures.drawing.caption import over_seeds, with_interval
 from scalebench.figures.drawing.panel import Panel, share_y
-from scalebench.figures.drawing.styles import Look, name_series
+from scalebench.figures.drawing.styles import NEUTRAL, Look, name_series
 
 _PANELS = ("time", "core-hours")
 _LABELS = {"time": "training time (s)", "core-hours": "core-hours"}
 _FRONT = "#777777"
 _HEIGHT_IN = 2.4
+_CORNERS = ((-1, 1), (1, 1), (-1, -1), (1, -1))  # of a point, where its label may stand
 
 
 @FIGURES.add
@@ -36,7 +38,7 @@ class AccuracyCost(Figure):
 
     def draw(self, results: Results, canvas: Canvas) -> None:
         everything = name_series(metric_by_cost(results))
-        table, look, groups = canvas.series_of(everything)
+        table, look, groups = canvas.series_of(everything, of=results)
         names = [name for name in canvas.wanted(_PANELS) if table[COSTS[name]].notna().any()]
         if not names:
             raise EmptyFigureError("no run of the selection has a metric and a cost")
@@ -67,12 +69,16 @@ class AccuracyCost(Figure):
         canvas.describe(
             results,
             table,
-            "One point for each strategy and worker count. Times are geometric means, core-hours these times the "
-            f"cores; the metric is of the final consensus model on held-out data{with_interval(over_seeds(table))}.",
-            "The front joins the points of one execution and engine, in the whole study, that no other beats "
-            "in metric or cost without being worse in the other; it disregards intervals.",
+            "One point for each strategy and worker count: the metric of the final consensus model on held-out data"
+            f"{with_interval(over_seeds(table))}.",
+            "The front joins the points of an execution and engine that no other beats in both.",
             "Modelled runs, which train nothing, have no metric and are left out." if modelled else "",
             "Oversubscribed and disturbed points are on no front." if not is_representative(table).all() else "",
+            method=(
+                "Times are geometric means, core-hours these times the cores. The front is that of the whole study: "
+                "points that no other beats in metric or cost without being worse in the other; it disregards "
+                "intervals.",
+            ),
         )
 
 
@@ -109,15 +115,20 @@ def _draw_fronts(panel: Panel, table: pd.DataFrame, cost: str) -> None:
 
 
 def _label_fronts(panel: Panel, table: pd.DataFrame, cost: str) -> None:
-    """Write the worker counts beside the points of the fronts, except where labels would overlap."""
+    """Write the worker counts beside the points of the fronts, where they cover no point and no other label."""
     to_axes = panel.ax.transScale + panel.ax.transLimits
     small = panel.style.small
-    apart = 2.2 * small / (0.7 * 72 * panel.width_in), 1.8 * small / (0.7 * 72 * _HEIGHT_IN * panel.style.height)
-    labelled: list[tuple[float, float]] = []
+    # Width and height of a label, and the distance from its point, as shares of the panel.
+    wide, high = 1.4 * small / (0.7 * 72 * panel.width_in), 1.2 * small / (0.7 * 72 * _HEIGHT_IN * panel.style.height)
+    points = to_axes.transform(table[[cost, "metric"]].dropna().to_numpy(dtype=float))
+    taken = [(float(right), float(up)) for right, up in points if math.isfinite(right) and math.isfinite(up)]
     for _, front in _fronts(table, cost):
         for x, y, workers in zip(front[cost], front["metric"], front["workers"], strict=True):
             right, up = to_axes.transform((x, y))
-            if all(abs(right - u) > apart[0] or abs(up - v) > apart[1] for u, v in labelled):
-                labelled.append((right, up))
-                style: dict[str, Any] = {"ha": "right", "va": "bottom", "fontsize": small, "color": _FRONT}
-                panel.ax.annotate(f"{workers}", (x, y), (-3, 3), textcoords="offset points", **style)
+            for across, along in _CORNERS:
+                at = right + 1.1 * across * wide, up + 1.1 * along * high
+                if all(abs(at[0] - u) > 0.8 * wide or abs(at[1] - v) > 0.8 * high for u, v in taken):
+                    taken.append(at)
+                    style: dict[str, Any] = {"ha": "center", "va": "center", "fontsize": small, "color": NEUTRAL}
+                    panel.ax.text(*at, f"{workers}", transform=panel.ax.transAxes, **style)
+                    break

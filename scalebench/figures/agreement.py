@@ -11,9 +11,16 @@ from scalebench.analysis import Results, agreement, virtual_error
 from scalebench.analysis.environment import supposed
 from scalebench.figures.base import FIGURES, EmptyFigureError, Figure
 from scalebench.figures.drawing.canvas import Canvas
-from scalebench.figures.drawing.caption import describe_executions, describe_marks, describe_study
+from scalebench.figures.drawing.caption import (
+    describe_executions,
+    describe_label,
+    describe_machines,
+    describe_marks,
+    describe_study,
+)
+from scalebench.figures.drawing.names import short_names
 from scalebench.figures.drawing.panel import Panel
-from scalebench.figures.drawing.styles import Look, looks
+from scalebench.figures.drawing.styles import Look, looks, name_series
 
 GOAL = 0.15
 
@@ -35,7 +42,8 @@ class Agreement(Figure):
 
     def draw(self, results: Results, canvas: Canvas) -> None:
         table = agreement(results).assign(execution="native", series=lambda frame: frame["label"])
-        look = looks(list(table["series"]))
+        look = looks([*table["series"], *name_series(results.completed)["series"]])
+        canvas.names = short_names(look)
         executions = canvas.selection.executions or ("native", "virtual")
         table = replace(canvas.selection, executions=()).of(table)
         if table.empty or not {"native", "virtual"} <= set(executions):
@@ -49,13 +57,16 @@ class Agreement(Figure):
         error = virtual_error(results)
         off = "" if error is None else f"Virtual times are off by {error.words}, where native runs check them."
         canvas.say(
-            describe_study(results),
+            describe_label(results),
             describe_executions(results, bars=False),
-            "Geometric means; bars of the ratio: the virtual interval and the native 95 % confidence interval in "
-            "quadrature.",
             off,
-            "No timing of these native runs enters the calibration.",
+            "Bars of the ratio: the virtual interval and the native 95 % confidence interval in quadrature.",
             describe_marks(table),
+        )
+        canvas.method(
+            describe_study(results),
+            describe_machines(results),
+            "Times are geometric means. No timing of these native runs enters the calibration.",
         )
 
 

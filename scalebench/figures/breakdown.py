@@ -7,13 +7,12 @@ from collections.abc import Hashable
 from typing import Any
 
 import pandas as pd
-from matplotlib.artist import Artist
 from matplotlib.patches import Patch
 
 from scalebench.analysis import Results, cells
 from scalebench.figures.base import FIGURES, Figure
 from scalebench.figures.drawing.bars import counts_by_execution, draw_bars
-from scalebench.figures.drawing.canvas import Canvas
+from scalebench.figures.drawing.canvas import Canvas, Entry
 from scalebench.figures.drawing.panel import Segment, hatch_of
 from scalebench.figures.drawing.styles import ENGINE_ALONE, ENGINE_ALONE_PATTERN, TASK_PATTERNS, TASKS
 from scalebench.figures.style import Style
@@ -31,14 +30,14 @@ class Breakdown(Figure):
     summary = "share of compute, exposed communication, waiting, data and other in the training time"
 
     def draw(self, results: Results, canvas: Canvas) -> None:
-        table, look, _ = canvas.series_of(cells(results))
+        table, look, _ = canvas.series_of(cells(results), of=results)
         names = [name for name in look if name in set(table["series"])]
         counts = counts_by_execution(table)
         height = 2.15 if canvas.style.height >= 1 else 2.6
         top, small = _top(table, canvas.style, height), canvas.style.small
         (panels,) = canvas.grids((len(names), canvas.fits(min(_COLUMNS, len(names)), narrow=True), height))
         for panel, name in zip(panels, names, strict=True):
-            panel.title(name)
+            panel.title(canvas.names[name], name)
             own = table[table["series"] == name]
             single = own["workers"].nunique() == 1  # serial: one bar, without room for other counts
             shown = counts_by_execution(own) if single else counts
@@ -49,7 +48,7 @@ class Breakdown(Figure):
             panel.ax.set_yticks([0, 50, 100])
             if panel.leftmost:
                 panel.ax.set_ylabel("share of time (%)")
-        entries: list[tuple[Artist, str]] = []
+        entries: list[Entry] = []
         drawn = {segment.part: segment for cell in table.to_dict("records") for segment in _segments(cell)}
         for part in [name for name in (*_PARTS, _UNMEASURED) if name in drawn]:
             color, measured, hatch = drawn[part].color, drawn[part].measured, hatch_of(drawn[part], canvas.style)
@@ -59,10 +58,13 @@ class Breakdown(Figure):
         canvas.describe(
             results,
             table,
-            "Means over workers and repetitions; communication is what compute does not hide, without the waiting for "
-            "the last worker, which is shown separately; one worker communicates with nobody, what its engine takes is "
-            "shown as that. Above each bar the training time; pale bars are virtual.",
+            "Shares of the training time, which stands above each bar; communication is what compute does not hide, "
+            "without the waiting for the last worker. Pale bars are simulated.",
             "DDP communicates inside backward, so a real run of it has no split." if _UNMEASURED in drawn else "",
+            method=(
+                "Shares are means over workers and repetitions; one worker communicates with nobody: the cost of its "
+                "engine is shown as that.",
+            ),
             bars=False,
         )
 

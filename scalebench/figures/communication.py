@@ -7,6 +7,7 @@ from scalebench.analysis.grouping import communication_shares
 from scalebench.analysis.intervals import CONFIDENCE
 from scalebench.figures.base import FIGURES, EmptyFigureError, Figure
 from scalebench.figures.drawing.canvas import Canvas
+from scalebench.figures.drawing.names import group_name
 from scalebench.figures.drawing.panel import share_y
 
 _PANELS = {
@@ -30,7 +31,7 @@ class Communication(Figure):
         return super().absent(results) or ("" if known else "no run on several workers has measured communication")
 
     def draw(self, results: Results, canvas: Canvas) -> None:
-        table, look, groups = canvas.series_of(communication_shares(results))
+        table, look, groups = canvas.series_of(communication_shares(results), of=results)
         if table.empty:
             raise EmptyFigureError("no run of the selection on several workers has measured communication")
         bars = table["exposed_low"].notna()
@@ -43,7 +44,7 @@ class Communication(Figure):
             raise EmptyFigureError("waiting was not measured: real runs on several nodes have none")
         columns = -(-len(names) // -(-len(names) // canvas.fits(len(names))))  # four as two by two
         for panel, group, name in canvas.rows_of_groups(groups, names, columns):
-            panel.title(_PANELS[name])
+            panel.title(f"{_PANELS[name]}: {group_name(group)}" if len(groups) > 1 else _PANELS[name])
             own = table[table["series"].isin(group)]
             panel.curve(own, name, look, low=f"{name}_low", high=f"{name}_high", scale=100)
             panel.workers_axis(table["workers"])
@@ -59,11 +60,14 @@ class Communication(Figure):
         canvas.describe(
             results,
             table,
-            "Means over workers and repetitions. Exposed: communication that compute does not hide. Waiting, a part of "
-            "it: from a worker's arrival to that of the last; transfer: the rest of it. Hidden: what else the messages "
-            "cost, behind compute, of simulated runs.",
+            "Exposed: communication that compute does not hide. Waiting, a part of it: from a worker's arrival to that "
+            "of the last; transfer: the rest of it.",
             "No communication was hidden behind compute." if nothing_hidden else "",
             "Runs whose split was not measured are left out." if unknown else "",
             f"Error bars: {CONFIDENCE} of measured shares over repetitions." if bars.any() else "",
+            method=(
+                "Shares are means over workers and repetitions. Hidden: what else the messages cost, behind compute, "
+                "of simulated runs.",
+            ),
             bars=False,
         )

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 
 import pandas as pd
+from matplotlib.lines import Line2D
 from matplotlib.ticker import MaxNLocator
 
 from scalebench.analysis import Results
@@ -12,7 +14,8 @@ from scalebench.analysis.intervals import CONFIDENCE, METRIC_RANGE, metric_inter
 from scalebench.figures.base import FIGURES, Figure
 from scalebench.figures.drawing.canvas import Canvas
 from scalebench.figures.drawing.caption import with_interval
-from scalebench.figures.drawing.panel import share_y
+from scalebench.figures.drawing.names import group_name
+from scalebench.figures.drawing.panel import Panel, share_y
 from scalebench.formatting import counted, is_interval
 
 _COLUMNS = 4
@@ -31,7 +34,7 @@ class Convergence(Figure):
         return super().absent(results) or ("" if measured else "no epoch was evaluated")
 
     def draw(self, results: Results, canvas: Canvas) -> None:
-        table, look, groups = canvas.series_of(_by_epoch(results))
+        table, look, groups = canvas.series_of(_by_epoch(results), of=results)
         axes = canvas.wanted(self.panels)
         columns = canvas.fits(_COLUMNS, narrow=True) if len(groups) == 1 else max(1, canvas.fits(_COLUMNS) // len(axes))
         counts = _spread([int(count) for count in sorted(table["workers"].unique())], columns)
@@ -44,31 +47,45 @@ class Convergence(Figure):
         for panel, (group, axis, count) in zip(panels, drawn, strict=True):
             own = table[(table["workers"] == count) | (table["strategy"] == "serial")]
             shown, x = own[own["series"].isin(group)], _X[axis]
-            panel.title(counted(count, "worker"), f"{counted(count, 'worker')}, against {axis}")
+            words = counted(count, "worker")
+            title = f"{words}: {group_name(group)}" if len(groups) > 1 else words
+            panel.title(title, f"{words}, against {axis}")
             panel.context(own[~own["series"].isin(group)], "metric", x=x)
             panel.curve(shown, "metric", look, x=x, low="low", high="high", shift=False, sparse=True)
-            for target in results.completed["target_metric"].dropna().unique():
-                panel.reference(panel.ax.get_xlim(), [target, target], "target metric")
             panel.metric_axis(metric)
             if not panel.leftmost:
                 panel.ax.set_ylabel("")
                 panel.ax.tick_params(labelleft=False)
             if axis == "epochs":
                 panel.ax.set_xlabel("epochs")
-                panel.ax.xaxis.set_major_locator(MaxNLocator(5, integer=True))
-            else:
-                panel.seconds_axis("x")
+                panel.ax.xaxis.set_major_locator(MaxNLocator(5, integer=True, steps=[1, 2, 5, 10]))
         share_y(panels)
-        canvas.legends(look, table)
+        _share_times([panel for panel, (_, axis, _) in zip(panels, drawn, strict=True) if axis == "time"])
+        targets = list(results.completed["target_metric"].dropna().unique())
+        for panel in panels:
+            for target in targets:
+                panel.reference(panel.ax.get_xlim(), [target, target], "target metric")
+        line = Line2D([], [], color="#888888", linestyle=":")
+        canvas.legends(look, table, *([(line, f"target: {targets[0]:g}")] if len(targets) == 1 else []))
         interval = with_interval(table["interval"]).replace("seeds", "seeds (drawn at the last epoch)")
         canvas.describe(
             results,
             table,
-            "Each point is the mean over repetitions of the consensus model's metric on held-out data after an "
-            f"epoch{interval}; time is training time without evaluation, its arithmetic mean (tables: geometric).",
+            f"The consensus model's metric on held-out data after each epoch, mean over repetitions{interval}.",
             "Serial (one worker) is drawn in every panel." if (table["strategy"] == "serial").any() else "",
+            method=("Time is training time without evaluation, its arithmetic mean (tables: geometric).",),
             bars=False,
         )
+
+
+def _share_times(panels: Sequence[Panel]) -> None:
+    """Give all axes of time the same range: their ticks and distances are comparable."""
+    for panel in panels:
+        panel.ax.set_xscale("log")
+    ends = [end for panel in panels for end in panel.ax.get_xlim()]
+    for panel in panels:
+        panel.ax.set_xlim(min(ends), max(ends))
+        panel.seconds_axis("x")
 
 
 def _by_epoch(results: Results) -> pd.DataFrame:

@@ -4,22 +4,26 @@ from __future__ import annotations
 
 import math
 from collections.abc import Hashable
+from typing import Any
 
 import numpy as np
 import pandas as pd
+from matplotlib.lines import Line2D
+from matplotlib.ticker import MaxNLocator
 
 from scalebench.analysis import Results
 from scalebench.analysis.epochs_to_target import SeriesLaw, critical_batches
 from scalebench.analysis.time_to_target import times_to_target
 from scalebench.figures.base import FIGURES, EmptyFigureError, Figure
-from scalebench.figures.drawing.canvas import Canvas
+from scalebench.figures.drawing.canvas import Canvas, Entry
 from scalebench.figures.drawing.panel import Panel
-from scalebench.figures.drawing.styles import Look
+from scalebench.figures.drawing.styles import NEUTRAL, Look
 from scalebench.figures.drawing.unreached import legend_of_unreached, mark_unreached, never, target_in_words
 from scalebench.formatting import digits
 
 _COLUMNS = 3
 _CURVE_POINTS = 60
+_CRITICAL: dict[str, Any] = {"color": NEUTRAL, "linestyle": ":", "linewidth": 1.2}
 
 
 @FIGURES.add
@@ -34,7 +38,7 @@ class EpochsToTarget(Figure):
 
     def draw(self, results: Results, canvas: Canvas) -> None:
         table = times_to_target(results)
-        table, look, _ = canvas.series_of(table[table["batch_global"].notna()])
+        table, look, _ = canvas.series_of(table[table["batch_global"].notna()], of=results)
         if table.empty:
             raise EmptyFigureError("no run of the selection has a target and a global batch")
         table = table.assign(
@@ -48,7 +52,7 @@ class EpochsToTarget(Figure):
         columns = canvas.fits(min(_COLUMNS, len(series)), narrow=True)
         (panels,) = canvas.grids((len(series), columns, 2.15))
         for panel, name in zip(panels, series, strict=True):
-            panel.title(name)
+            panel.title(canvas.names[name], name)
             own = [law for of, law in found if of == name]
             _draw(panel, name, table[table["series"] == name], own, look, epochs)
             panel.workers_axis(table["batch_global"])
@@ -56,21 +60,29 @@ class EpochsToTarget(Figure):
             if panel.leftmost:
                 panel.ax.set_ylabel(f"epochs (of {epochs})")
 
+        critical = any(law.least <= law.law.critical_batch <= law.most for _, law in found)
+        marks: list[Entry] = [(Line2D([], [], color=NEUTRAL), "fitted law, with 95 % interval")] * bool(found)
+        marks += [(Line2D([], [], **_CRITICAL), "critical batch: twice the epochs of batch 0")] * bool(critical)
         canvas.legends(look, table, *legend_of_unreached(table, epochs), line=False)
+        canvas.legend(marks)
         laws = sorted(found, key=lambda item: (series.index(item[0]), item[1].execution))
         fitted = "; ".join(_in_words(name, law) for name, law in laws)
         canvas.describe(
             results,
             table,
-            "Medians of the whole epochs until the first evaluation, one an epoch, at or above "
-            f"{target_in_words(table)}.",
+            f"Median epochs until the first evaluation at or above {target_in_words(table)}.",
+            f"Critical batch, in samples: {fitted}."
+            if fitted
+            else "No law is fitted: a series needs 3 global batches at which every run reached the target.",
             "Triangles at the top, which have no number: at most half of the runs reached it."
             if never(table).any()
             else "",
-            "Lines: E0 (1 + B / B_crit), fitted to the runs at batches of which every run reached the target, with the "
-            f"95 % interval of resampled runs (band); dotted: the critical batch B_crit. It is, in samples: {fitted}."
-            if fitted
-            else "No law is fitted: a series needs 3 global batches at which every run reached the target.",
+            method=(
+                "The law is E0 (1 + B / B_crit), fitted to the runs at batches of which every run reached the target, "
+                "with the 95 % interval of resampled runs (band)."
+                if fitted
+                else "",
+            ),
             bars=False,
         )
 
@@ -92,9 +104,10 @@ def _draw(
         key: dict[Hashable, object] = {"series": name, "execution": fitted.execution, "engine": fitted.engine}
         panel.keep([{**key, "quantity": "critical batch", "y": critical, "low": least, "high": most}])
         if fitted.least <= critical <= fitted.most:
-            panel.ax.axvline(critical, color="#888888", linestyle=":", linewidth=1.2, zorder=1)
+            panel.ax.axvline(critical, zorder=1, **_CRITICAL)
         panel.keep([{**key, "quantity": "epochs at batch 0", "y": fitted.law.epochs_at_zero}])
     panel.ax.set_ylim(0, 1.2 * epochs)
+    panel.ax.yaxis.set_major_locator(MaxNLocator(6, integer=True))
 
 
 def _in_words(name: str, fitted: SeriesLaw) -> str:

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from scalebench.figures.drawing.canvas import Canvas
 
 FORMATS = ("pdf", "svg", "png")
-_SLOWEST = ("time-reduction", "scaling-laws", "breakdown", "strong-scaling")
+_SLOWEST = ("scaling-laws", "reduction-parts", "breakdown", "strong-scaling")
 # Without dates: the same records give the same bytes.
 _METADATA: dict[str, dict[str, Any]] = {
     "pdf": {"CreationDate": None, "Creator": "scalebench", "Producer": None},
@@ -42,6 +42,7 @@ class Drawn(NamedTuple):
     files: list[Path]
     absent: str = ""
     notes: tuple[str, ...] = ()
+    pages: int = 1
 
 
 @dataclass(frozen=True)
@@ -149,7 +150,8 @@ def _draw(results: Results, name: str, output: Path, request: PlotRequest, place
     try:
         stem.parent.mkdir(parents=True, exist_ok=True)
         files = _write(kind, results, stem, request)
-        return Drawn(name, files, "", tuple(results.notes))  # more of them are known after drawing
+        pages = sum(file.suffix == files[0].suffix for file in files)
+        return Drawn(name, files, "", tuple(results.notes), pages)  # more notes are known after drawing
     except EmptyFigureError as error:
         return Drawn(name, [], str(error), tuple(results.notes))
     except OSError as error:
@@ -160,11 +162,14 @@ def _draw(results: Results, name: str, output: Path, request: PlotRequest, place
 
 def _write(kind: Figure, results: Results, stem: Path, request: PlotRequest) -> list[Path]:
     """Write pictures, caption and, as the last file, the drawn data."""
-    files = [stem.with_suffix(f".{suffix}") for suffix in request.formats]
-    with drawing(files, kind.name, request.style, request.selection, request.panels_of(kind)) as canvas:
+    pictures = [stem.with_suffix(f".{suffix}") for suffix in request.formats]
+    with drawing(pictures, kind.name, request.style, request.selection, request.panels_of(kind)) as canvas:
         kind.draw(results, canvas)
+    captions = canvas.captions()
+    files = [of_page(file, page) for page in range(len(captions)) for file in pictures]
     if request.style.caption != "none":
-        files += write_caption(stem, canvas.caption(), request.style.width_in)
+        for page, caption in enumerate(captions):
+            files += write_caption(of_page(stem, page), caption, request.style.width_in)
     data = stem.with_suffix(".csv")
     table = canvas.data()
     texts = table.select_dtypes(exclude=["number", "bool"]).columns
@@ -184,6 +189,8 @@ def drawing(
 ) -> Iterator[Canvas]:
     """Give a canvas in scalebench's style, which is written to `files` in the formats of their endings.
 
+    Pages after the first are written beside them, as NAME-2 and so on.
+
     Raises:
         OSError: a file cannot be written.
     """
@@ -192,9 +199,14 @@ def drawing(
     with house_style(style):
         canvas = Canvas(name, style, selection, panels)
         yield canvas
-        figure = canvas.finish()
-        for file in files:
-            _save(figure, file)
+        for page, figure in enumerate(canvas.finish()):
+            for file in files:
+                _save(figure, of_page(file, page))
+
+
+def of_page(file: Path, page: int) -> Path:
+    """Return the path of a page (0, 1 ...) of a figure: the first has that of the figure, the second NAME-2."""
+    return file.with_stem(f"{file.stem}-{page + 1}") if page else file
 
 
 @contextlib.contextmanager

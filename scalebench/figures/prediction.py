@@ -64,7 +64,8 @@ def fill_prediction(canvas: Canvas, grid: Grid, held: Sequence[Held], what: str,
         title, label = panels[name]
         panel.title(title)
         own = table.assign(oversubscribed=[one.outside for one in held]) if name == "batch" else table
-        panel.curve(own, name, look, scale=100 if name == "efficiency" else 1, shift=False)
+        equal = name in ("batch", "interval")  # powers of two, which are the same for many points
+        panel.curve(own, name, look, scale=100 if name == "efficiency" else 1, shift=False, apart=equal)
         if name == "speedup":
             ends = [min(table["workers"]), max(table["workers"])]
             panel.reference(ends, ends, "ideal")
@@ -85,5 +86,5 @@ def fill_prediction(canvas: Canvas, grid: Grid, held: Sequence[Held], what: str,
         f"{what}. Speedup and efficiency are against one serial worker at the same batch.",
         f"Batch and interval (of steps or epochs between synchronisations): the least power of two with which a point "
         f"has {kept}, the other one unchanged; a point that is missing has none.",
-        f"Dotted: ideal speedup, and {kept}.",
+        f"Dotted: ideal speedup, and {kept}. Equal lines in the panels of batch and interval are set a little apart.",
     )

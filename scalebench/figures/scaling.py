@@ -12,6 +12,7 @@ from scalebench.analysis.grouping import CELL
 from scalebench.figures.base import FIGURES, EmptyFigureError, Figure
 from scalebench.figures.drawing.canvas import Canvas
 from scalebench.figures.drawing.caption import over_seeds, with_interval
+from scalebench.figures.drawing.names import group_name
 from scalebench.figures.drawing.panel import Panel, metric_label
 from scalebench.figures.drawing.styles import Look
 
@@ -40,14 +41,14 @@ class StrongScaling(Figure):
         table = cells(results)
         scaling = ratios(results).query("baseline == 'serial'")
         table = table.merge(scaling[[*CELL, "efficiency", "efficiency_low", "efficiency_high"]], on=CELL, how="left")
-        table, look, groups = canvas.series_of(table)
+        table, look, groups = canvas.series_of(table, of=results)
         names = [name for name in canvas.wanted(self.panels) if table[_QUANTITIES[name][0]].notna().any()]
         if not names:
             raise EmptyFigureError(f"nothing was measured for the panel {canvas.chosen[0]}")
         for panel, group, name in canvas.rows_of_groups(groups, names):
             inside = table["series"].isin(group)
             panel.context(table[~inside], _QUANTITIES[name][0])
-            self._draw_panel(panel, name, table[inside], table, look)
+            self._draw_panel(panel, name, table[inside], table, look, group_name(group) if len(groups) > 1 else "")
             panel.workers_axis(table["workers"])
         canvas.share_y_in_columns(len(names))
 
@@ -64,15 +65,16 @@ class StrongScaling(Figure):
             results,
             table,
             *(sentences[name] for name in names),
-            "Points at one worker count are set apart sideways to be seen.",
+            method=("Points at one worker count are set apart sideways to be seen.",),
         )
 
     def _draw_panel(
-        self, panel: Panel, name: str, own: pd.DataFrame, table: pd.DataFrame, look: dict[str, Look]
+        self, panel: Panel, name: str, own: pd.DataFrame, table: pd.DataFrame, look: dict[str, Look], group: str
     ) -> None:
         quantity, low, high = _QUANTITIES[name]
         metric = str(table["metric_name"].dropna().iloc[0]) if name == "metric" else ""
-        panel.title({"time": "training time", "efficiency": "efficiency"}.get(name) or metric_label(metric))
+        title = {"time": "training time", "efficiency": "efficiency"}.get(name) or metric_label(metric)
+        panel.title(f"{title}: {group}" if group else title)
         shown = own.assign(interval=over_seeds(own)) if name == "metric" else own
         panel.curve(shown, quantity, look, low=low, high=high)
         if name == "metric":

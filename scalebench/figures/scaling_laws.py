@@ -23,7 +23,8 @@ from scalebench.study.spec import SIMULATED
 _COLUMNS = 3
 _BEYOND = 2.0  # x the largest measured count
 _PER_OCTAVE = 12
-_LINES = 0.03  # share of a panel's height that the two lines of text take, for each point of their size
+_LINE = 0.015  # share of a panel's height that a line of text takes, for each point of its size
+_WORDS = 24  # times the size of letters: width in which law and weight fit into one line
 
 
 @FIGURES.add
@@ -40,7 +41,7 @@ class ScalingLaws(Figure):
         return refusals[0] if all(refusals) else ""
 
     def draw(self, results: Results, canvas: Canvas) -> None:
-        table, look, _ = canvas.series_of(cells(results))
+        table, look, _ = canvas.series_of(cells(results), of=results)
         rows = dict(iter(table.groupby(["execution", "engine", "label"])))
         found = [(one, rows[_key(one)]) for one in scaling_laws(results) if not one.refusal and _key(one) in rows]
         if not found:
@@ -49,7 +50,8 @@ class ScalingLaws(Figure):
         (panels,) = canvas.grids((len(found), canvas.fits(min(_COLUMNS, len(found)), narrow=True), 2.5))
         for panel, (one, own) in zip(panels, found, strict=True):
             name = str(own["series"].iloc[0])
-            panel.title(f"{name}, {one.series.execution}" if fitted["execution"].nunique() > 1 else name)
+            of = f", {one.series.execution}" if fitted["execution"].nunique() > 1 else ""
+            panel.title(canvas.names[name] + of, name + of)
             _draw(panel, one, own, look)
         laws = [one for one, _ in found]
         drawn = [panel.data() for panel in panels]
@@ -68,14 +70,15 @@ class ScalingLaws(Figure):
         canvas.describe(
             results,
             fitted,
-            "Laws are fitted to the logs of all runs that were neither oversubscribed nor disturbed, each series by "
-            "itself, and chosen by AICc; w is the Akaike weight, LNO the error at the largest worker count when it is "
-            "left out.",
-            f"Bands: pointwise {' or '.join(names)} over all laws by their weights{unchecked}." if names else "",
-            "Knee: the worker count of the largest efficiency times speedup; beyond it, a worker costs "
-            "more efficiency than it brings speed."
-            if knees
-            else "",
+            "In each panel: the law of the lowest AICc with its weight among all laws, and its error at the largest "
+            "worker count when that is left out of the fit.",
+            f"Bands: {' or '.join(names)}{unchecked}." if names else "",
+            "Knee: the worker count of the largest efficiency times speedup." if knees else "",
+            method=(
+                "Laws are fitted to the logs of all runs that were neither oversubscribed nor disturbed, each series by "
+                "itself; weights are Akaike's, and bands are pointwise over all laws by their weights.",
+                "Beyond the knee, a worker costs more efficiency than it brings speed." if knees else "",
+            ),
         )
 
 
@@ -107,14 +110,20 @@ def _draw(panel: Panel, one: Scaling, own: pd.DataFrame, look: dict[str, Look]) 
         seconds = float(best.fit.seconds(at[:1] * 0 + knee.workers)[0])
         panel.ax.plot([knee.workers], [seconds], **knee_mark(), zorder=5)
         panel.keep([{"quantity": "knee", "x": knee.workers, "y": seconds}], series=series.label)
+    apart = "\n" if panel.width_in * 72 < _WORDS * panel.style.small else ", "
+    words = (
+        f"{best.fit.law.name}{apart}weight {100 * best.weight:.0f} %\n"
+        f"error at {series.counts[-1]:.0f}: {percent(best.leave_out_error)}"
+    )
     falls = band.centre[-1] < band.centre[0]
     low, high = panel.ax.get_ylim()
-    room = (high / low) ** (_LINES * panel.style.small / panel.style.height)
+    lines = words.count("\n") + 1
+    room = (high / low) ** (_LINE * lines * panel.style.small / panel.style.height)
     panel.ax.set_ylim(low / room if falls else low, high if falls else high * room)
     panel.ax.text(
         0.03 if falls else 0.97,
         0.03 if falls else 0.97,
-        f"{best.fit.law.name}, w {100 * best.weight:.0f} %\nLNO {percent(best.leave_out_error)}",
+        words,
         transform=panel.ax.transAxes,
         ha="left" if falls else "right",
         va="bottom" if falls else "top",

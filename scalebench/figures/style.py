@@ -19,8 +19,9 @@ _WIDTHS_IN = (1.5, 40.0)
 class Style:
     """Width (inches) and typography (points) of a figure at its final size.
 
-    `font` is the name of a font, `small` the size of the smallest text and `height` the factor of the heights of
-    panels. A `caption` is written beside the figure (`file`), in the picture as well (`below`), or not at all.
+    `font` is the name of a font, `small` the size of the smallest text, `height` the factor of the heights of panels,
+    and `page_in` the height of a page's text, which no figure exceeds. A `caption` is written beside the figure
+    (`file`), in the picture as well (`below`), or not at all.
     """
 
     name: str
@@ -29,10 +30,16 @@ class Style:
     size: float = 8.0
     small: float = 7.0
     height: float = 0.74
+    page_in: float = 9.0
     dpi: int = 300
     caption: Caption = "file"
     titles: bool = True
     patterns: bool = True  # hatches tell the parts of bars apart in grey
+
+    @property
+    def full_width(self) -> bool:
+        """Return True if the figure is as wide as two columns."""
+        return self.width_in >= _STYLES[self.name][1].width_in
 
     @property
     def scale(self) -> float:
@@ -75,8 +82,8 @@ _STYLES: dict[str, tuple[Style, Style]] = {
     "acm": (Style("acm", 3.33, "STIXGeneral"), Style("acm", 7.0, "STIXGeneral")),
     "springer": (Style("springer", 84 / 25.4, size=7.5), Style("springer", 174 / 25.4, size=7.5)),
     "slides": (
-        Style("slides", 6.0, size=16, small=14, height=1.4, dpi=150, caption="none"),
-        Style("slides", 12.0, size=16, small=14, height=1.4, dpi=150, caption="none"),
+        Style("slides", 6.0, size=16, small=14, height=1.4, page_in=6.75, dpi=150, caption="none"),
+        Style("slides", 12.0, size=16, small=14, height=1.4, page_in=6.75, dpi=150, caption="none"),
     ),
     "report": (replace(REPORT, width_in=4.8), REPORT),
 }

@@ -6,14 +6,16 @@ import math
 from collections.abc import Sequence
 
 import pandas as pd
+from matplotlib.ticker import MaxNLocator
 
 from scalebench.analysis import Results
-from scalebench.analysis.grouping import PER_BATCH, costs_to_target
+from scalebench.analysis.grouping import PER_BATCH, costs_to_target, listed
 from scalebench.analysis.target_ratios import target_ratios
 from scalebench.figures.base import FIGURES, EmptyFigureError, Figure
 from scalebench.figures.drawing.canvas import Canvas
-from scalebench.figures.drawing.panel import Panel
-from scalebench.figures.drawing.styles import Look, name_series
+from scalebench.figures.drawing.names import group_name
+from scalebench.figures.drawing.panel import Panel, share_y
+from scalebench.figures.drawing.styles import Look, grouped, name_series
 from scalebench.figures.drawing.unreached import legend_of_unreached, mark_unreached, never, target_in_words, torn
 
 _QUANTITIES = {  # value and bounds in the table of costs, and the label of the axis
@@ -35,7 +37,7 @@ class TimeToTarget(Figure):
         return super().absent(results) or ("" if aimed else "the study states no target_metric")
 
     def draw(self, results: Results, canvas: Canvas) -> None:
-        table, look, groups = canvas.series_of(costs_to_target(results))
+        table, look, groups = canvas.series_of(costs_to_target(results), of=results)
         if not look:
             raise EmptyFigureError("no run with a target took any time")
         table = table.assign(n=table["n_reached"], interval=table["target_interval"])
@@ -46,30 +48,59 @@ class TimeToTarget(Figure):
         if not names:
             raise EmptyFigureError("no run of the selection has what these panels show")
         across = canvas.fits(len(names)) if len(names) <= 3 else canvas.fits(-(-len(names) // 2), narrow=True)
-        for panel, group, name in canvas.rows_of_groups(groups, names, across):
+        # Baselines are not compared with themselves: their group has no panel of time saved.
+        saving = grouped([name for name in look if name in set(compared["series"])])
+        wanted = [("reduction", group) for group in saving if "reduction" in names]
+        wanted += [
+            (name, group)
+            for name in names
+            for group in groups
+            if name != "reduction" and _reached(table[table["series"].isin(group)], name)
+        ]
+        wanted.sort(key=lambda item: names.index(item[0]))
+        if not wanted:
+            raise EmptyFigureError(f"no run of the selection reached {target_in_words(table)} within {epochs} epochs")
+        several = len(groups) > 1
+        (panels,) = canvas.grids((len(wanted), across, 2.1 if several else 2.75))
+        for panel, (name, group) in zip(panels, wanted, strict=True):
+            of = f": {group_name(group)}" if several else ""
             if name == "reduction":
                 inside = compared["series"].isin(group)
-                panel.title("reduction")
-                panel.reductions(compared[inside], compared[~inside], look, baseline, table["workers"])
+                panel.title(f"time saved against {baseline}{of}", "time saved")
+                panel.reductions(compared[inside], compared[~inside], look, table["workers"])
             else:
-                panel.title(f"{name} to {target:g}")
+                panel.title(f"{name} to {target:g}{of}")
                 _draw_quantity(panel, name, table, group, look, epochs)
             panel.workers_axis(table["workers"])
-        canvas.share_y_in_columns(len(names))
+        for name in names:
+            share_y([panel for panel, (own, _) in zip(panels, wanted, strict=True) if own == name])
 
         canvas.legends(look, table, *legend_of_unreached(table, epochs))
         canvas.describe(
             results,
             table,
-            f"The target, {target_in_words(table)} of the consensus model, is met at the first evaluation at or above "
-            "it.",
-            "Times are geometric means where every run reached the target, else medians of the Kaplan-Meier curve, in "
-            "which runs that did not count as longer; epochs are such medians.",
+            f"Target: {target_in_words(table)} of the consensus model, at the first evaluation at or above it.",
             "Triangles, which have no time: at most half of the runs reached it." if never(table).any() else "",
             "Stars: more than half of the runs reached it, but not all." if torn(table).any() else "",
             f"Reduction = 1 - T(strategy, N) / T({baseline}, N), times to the target." if "reduction" in names else "",
-            "Energy is the time to the target at the mean power of the training." if "energy" in names else "",
+            _nowhere(table, epochs),
+            method=(
+                "Times are geometric means where every run reached the target, else medians of the Kaplan-Meier "
+                "curve, in which runs that did not count as longer; epochs are such medians.",
+                "Energy is the time to the target at the mean power of the training." if "energy" in names else "",
+            ),
         )
+
+
+def _reached(own: pd.DataFrame, name: str) -> bool:
+    """Return True if a cell reached the target and has the quantity `name`."""
+    return bool((own[_QUANTITIES[name][0]] < math.inf).any())
+
+
+def _nowhere(table: pd.DataFrame, epochs: int) -> str:
+    """Return a sentence with the series that reached the target at no worker count."""
+    found = [name for name, own in table.groupby("series", sort=False) if never(own).all()]
+    return f"Not within {epochs} epochs at any worker count: {listed(found)}." if found else ""
 
 
 def _against(compared: pd.DataFrame) -> tuple[str, pd.DataFrame]:
@@ -97,5 +128,6 @@ def _draw_quantity(
         most = table[quantity].max()
         panel.ax.set_ylim(0, 1.2 * (most if most < math.inf else epochs))
         panel.ax.set_ylabel(f"epochs (of {epochs})")
+        panel.ax.yaxis.set_major_locator(MaxNLocator(6, integer=True))
     else:
         panel.seconds_axis(label=label)

@@ -9,7 +9,8 @@ from scalebench.analysis import Results
 from scalebench.analysis.tuning import best_so_far, metric_of, tuned_cells, tuning_in_words
 from scalebench.figures.base import FIGURES, EmptyFigureError, Figure
 from scalebench.figures.drawing.canvas import Canvas
-from scalebench.figures.drawing.caption import describe_study
+from scalebench.figures.drawing.caption import describe_label, describe_study
+from scalebench.figures.drawing.names import short_names
 from scalebench.figures.drawing.panel import share_y
 from scalebench.figures.drawing.styles import looks, name_series
 from scalebench.formatting import metric_word
@@ -35,7 +36,8 @@ class Tuning(Figure):
         )
         if course.empty:
             raise EmptyFigureError("no trial is selected")
-        look = looks(list(course["series"]))
+        look = looks(name_series(results.completed)["series"])
+        canvas.names = short_names(look)
         by_time = metric_of(results) == "time_to_target"
         metric = metric_word(str(results.trials["metric_name"].dropna().iloc[0]))
         target = results.trials["target_metric"].dropna()
@@ -51,12 +53,16 @@ class Tuning(Figure):
         if not grids:
             raise EmptyFigureError("no value of the study that was tuned is a number")
         panels = [panel for grid in canvas.grids(*grids) for panel in grid]
+        trials = int(course["trial"].max())
         for panel, workers in zip(panels, counts, strict=False):
             panel.title(f"{workers} worker{'s' * (workers > 1)}")
             panel.curve(course[course["workers"] == workers], "best", look, x="trial", shift=False)
             panel.ax.xaxis.set_major_locator(MaxNLocator(integer=True))
             panel.ax.set_xlabel("trials")
+            panel.ax.set_xlim(0.5, trials + 0.5)  # also where the first trials did not reach the target
             panel.ax.set_yscale("log" if by_time else "linear")
+            low, high = panel.ax.get_ylim()  # room for the marks at the ends, in panels that share the axis
+            panel.ax.set_ylim(*((low / 1.15, high * 1.15) if by_time else (low, high)))
         share_y(panels[: len(counts)])
         for panel in panels[: len(counts)]:
             if by_time:
@@ -72,10 +78,12 @@ class Tuning(Figure):
         canvas.legends(look, course.assign(execution=""))
         words = tuning_in_words(results)
         canvas.say(
-            describe_study(results),
+            describe_label(results),
             f"{words[:1].upper()}{words[1:]}.",
             "A line begins at the first trial that reached the target." if by_time else "",
-            "Trials are virtual runs with one seed; the runs of the study have others.",
+        )
+        canvas.method(
+            describe_study(results), "Trials are virtual runs with one seed; the runs of the study have others."
         )
 
 

@@ -7,12 +7,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
-from matplotlib.artist import Artist
 from matplotlib.colors import ListedColormap, LogNorm
 from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 from matplotlib.ticker import LogLocator
 
+from scalebench.figures.drawing.canvas import Entry
 from scalebench.figures.drawing.panel import Panel
 from scalebench.figures.drawing.styles import cross
 from scalebench.figures.plotting import picture
@@ -46,9 +46,7 @@ def draw_what_if(path: Path, plane: Plane, what: str) -> None:
         [[panel]] = canvas.grids((1, 1, 3.6))
         (_draw_line if len(plane.axes) == 1 else _draw_map)(panel, plane, used)
         names = [plane.components[place] for place in used]
-        entries: list[tuple[Artist, str]] = [
-            (Patch(color=COLORS[name], alpha=0.6), f"bound by {name}") for name in names
-        ]
+        entries: list[Entry] = [(Patch(color=COLORS[name], alpha=0.6), f"bound by {name}") for name in names]
         if plane.marked.any():
             mark = Line2D([], [], **cross()) if len(plane.axes) == 1 else Patch(facecolor="none", hatch=_HATCH)
             entries.append((mark, OUTSIDE))

@@ -21,12 +21,13 @@ from scalebench.figures.base import FIGURES, default_figures
 from scalebench.figures.drawing.canvas import WIDTH_IN, Canvas
 from scalebench.figures.drawing.caption import describe_machines, describe_study
 from scalebench.figures.drawing.panel import Panel
+from scalebench.figures.drawing.styles import Handle
 from scalebench.figures.plotting import house_style
 from scalebench.formatting import digits
 from scalebench.report.svg import StyleSheet, inline, write
 
 ORDER = (
-    *("time-reduction", "time-to-target", "strong-scaling", "weak-scaling", "convergence"),
+    *("time-reduction", "reduction-parts", "time-to-target", "strong-scaling", "weak-scaling", "convergence"),
     *("scaling-laws", "breakdown", "agreement"),
 )
 _WIDEST_IN = 4.0  # of a panel: letters of a wider one are too small on a phone
@@ -91,10 +92,7 @@ class PanelCanvas(Canvas):
 
     def drawing(self, summary: str, sheet: StyleSheet, known: set[str]) -> Drawing:
         """Return the panels as inline SVG, and the caption without the sentences in `known`."""
-        for panel in self.panels:
-            panel.fit_intervals()
-        if any(panel.cuts_intervals for panel in self.panels):
-            self.say("Error bars that leave a panel go on; the table of all cells has their ends.")
+        self.close()
         rows, panels = [], iter(self.panels)
         for count, _ in self._grid:
             band = list(islice(panels, count))
@@ -131,20 +129,21 @@ def _title(panel: Panel) -> str:
     return (letter[0] if letter else "") + str(data["panel"].iloc[0]) if len(data) else drawn
 
 
-def _key(artist: Artist, prefix: str, sheet: StyleSheet) -> Markup:
+def _key(artist: Handle, prefix: str, sheet: StyleSheet) -> Markup:
     """Draw a legend entry without its text."""
     figure = Figure(figsize=_KEY_IN)
     figure.patch.set_visible(False)
     copy: Artist
-    if isinstance(artist, Line2D):
-        copy = Line2D([0.06, 0.5, 0.94], [0.5, 0.5, 0.5], markevery=[1])
-        copy.update_from(artist)
-        copy.set_markevery([1])
-    else:
-        copy = Rectangle((0.1, 0.12), 0.8, 0.76)
-        copy.update_from(artist)
-    copy.set_transform(figure.transFigure)
-    figure.add_artist(copy)
+    for part in artist if isinstance(artist, tuple) else (artist,):
+        if isinstance(part, Line2D):
+            copy = Line2D([0.06, 0.5, 0.94], [0.5, 0.5, 0.5], markevery=[1])
+            copy.update_from(part)
+            copy.set_markevery([1])
+        else:
+            copy = Rectangle((0.1, 0.12), 0.8, 0.76)
+            copy.update_from(part)
+        copy.set_transform(figure.transFigure)
+        figure.add_artist(copy)
     return Markup(inline(write(figure), prefix, sheet))  # noqa: S704
 
 

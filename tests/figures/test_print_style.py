@@ -38,7 +38,7 @@ def draw(results: Results, name: str, style: Style, selection=EVERYTHING, panels
     with house_style(style):
         canvas = Canvas(name, style, selection, panels)
         FIGURES.create(name, {}).draw(results, canvas)
-        return canvas, canvas.finish()
+        return canvas, canvas.finish()[0]
 
 
 def drawn(folder, request: PlotRequest, place) -> pd.DataFrame:
@@ -60,7 +60,7 @@ def test_texts_of_print_styles_have_seven_to_nine_points(results, style, columns
 def test_pdf_embeds_truetype_fonts_and_no_bitmap(results, tmp_path):
     figures = plot_folder(results.folder, tmp_path, PlotRequest(formats=("pdf",), style=choose_style("ieee")))
     files = [figure.files[0] for figure in figures if figure.files]
-    assert len(files) == 6
+    assert len(files) == 7
     for file in files:
         pdf = file.read_bytes()
         assert b"/FontFile2" in pdf
@@ -88,7 +88,7 @@ def test_caption_stands_in_picture_beside_it_or_nowhere(results, tmp_path):
     for caption in ("none", "below", "file"):
         style = choose_style("ieee", caption=caption)
         _, figure = draw(results, "strong-scaling", style)
-        inside = any("Strong scaling" in text.get_text() for text in figure.findobj(Text))
+        inside = any("mlp(hidden=[128]) on digits_shifted." in text.get_text() for text in figure.findobj(Text))
         assert inside == (caption == "below")
         (written,) = plot_folder(
             results.folder,
@@ -100,7 +100,8 @@ def test_caption_stands_in_picture_beside_it_or_nowhere(results, tmp_path):
             [".svg", ".csv"] if caption == "none" else [".svg", ".txt", ".tex", ".csv"]
         )
     text = (tmp_path / "file" / "strong-scaling.txt").read_text()
-    assert text.startswith("(a) training time; (b) efficiency; (c) test accuracy. Strong scaling: mlp(hidden=[128])")
+    assert text.startswith("(a) training time; (b) efficiency; (c) test accuracy. mlp(hidden=[128]) on digits_shifted.")
+    assert "Method: Strong scaling: mlp(hidden=[128])" in text
     latex = (tmp_path / "file" / "strong-scaling.tex").read_text()
     assert r"\includegraphics[width=3.5in]{strong-scaling}" in latex
     assert "\\caption{(a) training time" in latex
@@ -128,7 +129,7 @@ def test_single_panel_has_no_letter(results, asked):
         results, "strong-scaling", choose_style("ieee"), panels=request.panels_of(FIGURES.find("strong-scaling"))
     )
     assert [ax.get_title(loc="left") for ax in figure.axes] == ["efficiency"]
-    assert canvas.caption().startswith("Efficiency. Strong scaling")
+    assert canvas.caption().startswith("Efficiency. mlp(hidden=[128])")
     assert "Times are geometric means" not in canvas.caption()
 
 
@@ -145,7 +146,7 @@ def test_selection_limits_what_is_drawn_but_not_its_baselines(results, tmp_path)
     whole = drawn(results.folder, PlotRequest(("time-reduction",), ("svg",)), tmp_path / "whole")
     selection = Selection(("epoch_average",), (2, 8), ("virtual",))
     part = drawn(results.folder, PlotRequest(("time-reduction",), ("svg",), selection=selection), tmp_path / "part")
-    headline = part[part["panel"] == "reduction against allreduce"].dropna(subset="workers")
+    headline = part[part["panel"] == "against allreduce"].dropna(subset="workers")
     assert set(headline["series"]) == {"epoch_average"}
     assert set(headline["workers"]) == {2, 8}
     same = whole.merge(headline, on=["panel", "series", "execution", "workers", "quantity"], suffixes=("", "_part"))

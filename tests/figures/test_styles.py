@@ -1,8 +1,7 @@
-"""Colours and markers of series: equal in all studies, distinct within one."""
+"""Colours and markers of series: those of common strategies equal in all studies, all distinct within one."""
 
 from __future__ import annotations
 
-import random
 from itertools import chain
 
 import pytest
@@ -20,7 +19,7 @@ LABELS = [*registry.names(), *chain(*SWEEPS), "mine.py:Mine", "mine.py:Mine(firs
 
 
 def shown(names):
-    return {name: (look.color, look.marker) for name, look in looks(names).items()}
+    return {name: (look.color, look.marker, look.inside) for name, look in looks(names).items()}
 
 
 def test_strategies_have_distinct_looks():
@@ -28,19 +27,24 @@ def test_strategies_have_distinct_looks():
     assert len(set(given.values())) == len(given)
 
 
-@pytest.mark.parametrize("seed", range(20))
-def test_look_is_independent_of_other_series(seed):
-    whole, draw = shown(LABELS), random.Random(seed)
-    names = draw.sample(LABELS, draw.randint(1, len(LABELS)))
-    assert shown(names) == {name: whole[name] for name in names}
+def test_common_strategies_look_the_same_in_every_study():
+    whole = shown(LABELS)
+    for name in ("serial", "allreduce", "horovod", "ddp", "epoch_average", "epoch_async"):
+        assert shown([name, "slowmo", "diloco(steps=8)"])[name] == whole[name]
+
+
+def test_options_of_a_strategy_share_its_mark_and_differ_in_shade():
+    for labels in SWEEPS[:3]:
+        assert len({marker for _, marker, _ in shown(labels).values()}) == 1
 
 
 @pytest.mark.parametrize("labels", SWEEPS, ids=lambda labels: labels[0])
 def test_common_option_values_differ_in_colour(labels):
-    assert len({color for color, _ in shown(labels).values()}) == len(labels)
+    assert len({color for color, *_ in shown(labels).values()}) == min(4, len(labels))
+    assert len(set(shown(labels).values())) == len(labels)
 
 
-def test_colliding_looks_are_resolved():
-    names = [f"mine.py:Mine(first={n})" for n in range(100)]
-    assert len(set(shown(names).values())) == 100
+def test_many_options_of_a_strategy_differ():
+    names = [f"mine.py:Mine(first={n})" for n in range(24)]
+    assert len(set(shown(names).values())) == 24
     assert len(shown([f"mine.py:Mine(first={n})" for n in range(300)])) == 300, "more than there are looks"

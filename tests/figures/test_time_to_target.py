@@ -103,7 +103,7 @@ def test_five_panels_stand_side_by_side_in_a_column_of_a_journal(study):  # noqa
     with house_style(style):
         canvas = Canvas("time-to-target", style)
         FIGURES.create("time-to-target", {}).draw(study(rows=rows), canvas)
-        width, height = canvas.finish().get_size_inches()
+        width, height = canvas.finish()[0].get_size_inches()
     assert len({panel.name for panel in canvas.panels if panel.name}) == 5
     assert width == pytest.approx(3.5)
     assert height < 7

@@ -1,29 +1,40 @@
-"""A figure of panels, legend and caption, one below the other, with the drawn data."""
+"""Pages of panels, legend and caption, one below the other, with the drawn data."""
 
 from __future__ import annotations
 
 import itertools
 import textwrap
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from operator import itemgetter
 from typing import TypeVar
 
 import numpy as np
 import pandas as pd
 from matplotlib import rcParams
-from matplotlib.artist import Artist
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure, FigureBase
-from matplotlib.font_manager import FontProperties
+from matplotlib.gridspec import GridSpec
 from matplotlib.layout_engine import ConstrainedLayoutEngine
 from matplotlib.lines import Line2D
-from matplotlib.textpath import TextPath
 
 from scalebench.analysis import Results
-from scalebench.analysis.grouping import EXECUTIONS
 from scalebench.figures.drawing import caption
+from scalebench.figures.drawing.names import short_names, width, wrapped
 from scalebench.figures.drawing.panel import Panel, lettered, share_y
-from scalebench.figures.drawing.styles import EXECUTION_WORDS, NEUTRAL, Look, cross, grouped, looks, name_series, plus
+from scalebench.figures.drawing.styles import (
+    EXECUTION_WORDS,
+    MOST_SERIES,
+    NEUTRAL,
+    Handle,
+    Look,
+    cross,
+    grouped,
+    looks,
+    name_series,
+    plus,
+    wide_interval,
+)
 from scalebench.figures.selection import EVERYTHING, Selection
 from scalebench.figures.style import REPORT, Style
 
@@ -33,12 +44,32 @@ _LEAST_PANEL_IN = 0.24  # per point of text size; narrow panels have few ticks a
 _LEAST_NARROW_IN = 0.2
 _CAPTION_PT, _CAPTION_LINE = 7.6, 1.4
 _CHARACTERS_PER_POINT_AND_IN = 130.0  # times inches, divided by points
-_MOST_LEGEND_ROWS = 7
+_MOST_IN_ROW = 7  # entries of a legend
+_MOST_LINES = 4  # of a caption in the picture
+WIDE = "interval wider than the panel"
 T = TypeVar("T")
+Entry = tuple[Handle, str]
+
+
+@dataclass
+class Page:
+    """One figure: panels of the height `panels_in`, below them the legend and, in some styles, the caption."""
+
+    figure: Figure
+    bands: GridSpec
+    strip: FigureBase
+    foot: Sequence[FigureBase]
+    panels: list[Panel]
+    panels_in: float
+
+    @property
+    def series(self) -> set[str]:
+        """Return the series that are drawn as curves."""
+        return {name for panel in self.panels for name in panel.series}
 
 
 class Canvas:
-    """Collect panels, legend and caption; `finish` builds the figure.
+    """Collect panels, legend and caption; `finish` builds the figures, one for each page.
 
     `selection` is the part of the study to draw, `chosen` the names of the panels to draw (empty: all).
     """
@@ -52,20 +83,28 @@ class Canvas:
         self.chosen = tuple(chosen)
         self.panels: list[Panel] = []
         self.shown: list[Panel] = []  # without the spare ones of a grid
+        self.names: dict[str, str] = {}  # of series, as titles and legends have them
         self._caption: list[str] = []
+        self._method: list[str] = []
         self._grid: list[tuple[int, float]] = []
-        self._legend: list[Sequence[tuple[Artist, str]]] = []
-        layout = ConstrainedLayoutEngine(w_pad=0.09 * style.scale, h_pad=0.06 * style.scale)
-        self._figure = Figure(figsize=(style.width_in, 4), layout=layout)
-        parts = 3 if style.caption == "below" else 2
-        self._bands = self._figure.add_gridspec(parts, 1)
-        self._body, self._strip, *self._foot = (self._figure.add_subfigure(self._bands[row]) for row in range(parts))
+        self._legend: list[list[Entry]] = []
+        self._pages: list[Page] = []
 
-    def series_of(self, table: pd.DataFrame) -> tuple[pd.DataFrame, dict[str, Look], list[list[str]]]:
-        """Name and select the series of `table`: return its selected rows, the look of each series, and the groups."""
+    def series_of(
+        self, table: pd.DataFrame, most: int = MOST_SERIES, of: Results | None = None
+    ) -> tuple[pd.DataFrame, dict[str, Look], list[list[str]]]:
+        """Name and select the series of `table`: return its selected rows, the look of each series, and the groups.
+
+        A group has at most `most` series. Looks and names are those of all series of the study `of`, by default of the
+        table: they are the same in all its figures.
+        """
         named = name_series(table)
-        look, shown = looks(list(named["series"])), self.selection.of(named)
-        return shown, look, grouped([name for name in look if name in set(shown["series"])])
+        everything = list(named["series"])
+        if of is not None:
+            everything += list(name_series(of.completed)["series"])
+        look, shown = looks(everything), self.selection.of(named)
+        self.names = short_names(look)
+        return shown, look, grouped([name for name in look if name in set(shown["series"])], most)
 
     def wanted(self, panels: Sequence[str]) -> list[str]:
         """Return those of the figure's `panels` that are to be drawn."""
@@ -97,14 +136,43 @@ class Canvas:
         return found
 
     def rows(self, *rows: tuple[int, float]) -> list[Panel]:
-        """Lay out one row of panels for each (number of panels, height in inches); return all panels in order."""
+        """Lay out one row of panels for each (number of panels, height in inches); return all panels in order.
+
+        Rows that do not fit the height of the style's page go to further pages.
+        """
         self._grid = list(rows)
-        groups = [(count, [height for _, height in own]) for count, own in itertools.groupby(rows, key=itemgetter(0))]
-        bands = self._body.subfigures(len(groups), 1, squeeze=False, height_ratios=[sum(own) for _, own in groups])
-        for (count, heights), band in zip(groups, bands[:, 0], strict=True):
-            axes = band.subplots(len(heights), count, squeeze=False, gridspec_kw={"height_ratios": heights})
-            self.panels += [Panel(ax, self.style.width_in / count, self.style) for ax in axes.flat]
+        for own in self._paged(rows):
+            page = self._new_page(sum(height for _, height in own) * self.style.height)
+            body = page.figure.add_subfigure(page.bands[0])
+            groups = [(count, [height for _, height in part]) for count, part in itertools.groupby(own, itemgetter(0))]
+            shares = [sum(heights) for _, heights in groups]
+            bands = body.subfigures(len(groups), 1, squeeze=False, height_ratios=shares)
+            for (count, heights), band in zip(groups, bands[:, 0], strict=True):
+                axes = band.subplots(len(heights), count, squeeze=False, gridspec_kw={"height_ratios": heights})
+                page.panels += [Panel(ax, self.style.width_in / count, self.style) for ax in axes.flat]
+            self.panels += page.panels
         return self.panels
+
+    def _new_page(self, panels_in: float) -> Page:
+        layout = ConstrainedLayoutEngine(w_pad=0.09 * self.style.scale, h_pad=0.06 * self.style.scale)
+        figure = Figure(figsize=(self.style.width_in, 4), layout=layout)
+        parts = 3 if self.style.caption == "below" else 2
+        bands = figure.add_gridspec(parts, 1)
+        strip, *foot = (figure.add_subfigure(bands[row]) for row in range(1, parts))
+        self._pages.append(Page(figure, bands, strip, foot, [], panels_in))
+        return self._pages[-1]
+
+    def _paged(self, rows: Sequence[tuple[int, float]]) -> Iterator[list[tuple[int, float]]]:
+        """Yield the rows of each page; what legend and caption will take is estimated."""
+        entries: list[Entry] = [(Line2D([], []), name) for name in self.names.values()]
+        legend = _LEGEND_ROW_IN * self.style.scale * (1.5 + len(self._wrap(entries)) if entries else 2)
+        foot = (_CAPTION_LINE * self._caption_pt / 72 * _MOST_LINES + 0.16) * (self.style.caption == "below")
+        room = 1.05 * (self.style.page_in - legend - foot) / self.style.height  # `finish` makes panels fit
+        pages = _filled(rows, room)
+        even = -(-len(rows) // len(pages))
+        alike = [list(rows[start : start + even]) for start in range(0, len(rows), even)]
+        fits = all(sum(height for _, height in page) <= room for page in alike)
+        yield from alike if fits else pages
 
     def rows_of_groups(
         self, groups: Sequence[T], names: Sequence[str], columns: int = 0, heights: tuple[float, float] = (2.75, 2.1)
@@ -123,16 +191,16 @@ class Canvas:
         for place in range(columns):
             share_y(self.shown[place::columns])
 
-    def legend(self, entries: Sequence[tuple[Artist, str]]) -> None:
-        """Add one row of entries to the legend."""
+    def legend(self, entries: Sequence[Entry]) -> None:
+        """Add a row of entries to the legend, or more if they need it."""
         if entries:
-            self._legend.append(entries)
+            self._legend.append(list(entries))
 
     def legends(
         self,
         looks: dict[str, Look],
         drawn: pd.DataFrame,
-        *extra: tuple[Artist, str],
+        *extra: Entry,
         line: bool = True,
         crossed: str = "oversubscribed (no baseline)",
     ) -> None:
@@ -142,35 +210,48 @@ class Canvas:
         entries follow in that row.
         """
         shown = {name for panel in self.panels for name in panel.series}
-        names = [name for name in looks if name in shown]
-        entries: list[tuple[Artist, str]] = [(looks[name].sample(), name) for name in names]
-        per_row = _MOST_LEGEND_ROWS if max((len(name) for name in names), default=0) < 18 else 4
-        for start in range(0, len(entries), per_row):
-            self.legend(entries[start : start + per_row])
-        entries = []
-        for execution in [name for name in EXECUTIONS if name in set(drawn["execution"])]:
+        self.names = self.names or short_names(looks)
+        self.legend([(looks[name].sample(), self.names[name]) for name in looks if name in shown])
+        entries: list[Entry] = []
+        for execution in [name for name in EXECUTION_WORDS if name in set(drawn["execution"])]:
             style = Look(NEUTRAL, "o", 0).line(execution) | ({} if line else {"linestyle": ""})
             entries.append((Line2D([], [], **style), EXECUTION_WORDS[execution]))
         if drawn["oversubscribed"].any():
             entries.append((Line2D([], [], **cross()), crossed))
-        if "disturbed" in drawn and drawn["disturbed"].any():
+        if "disturbed" in drawn and drawn["disturbed"].fillna(False).any():
             entries.append((Line2D([], [], **plus()), "disturbed by other programs (no baseline)"))
         self.legend([*entries, *extra])
 
     def say(self, *sentences: str) -> None:
-        """Add sentences to the caption."""
+        """Add sentences to the caption, the most important first: a picture shows those that fit into four lines."""
         self._caption += [sentence for sentence in sentences if sentence]
 
-    def describe(self, results: Results, drawn: pd.DataFrame, *sentences: str, bars: bool = True) -> None:
-        """Append to the caption: study, executions, machines and oversubscription of `drawn`, and `sentences`."""
+    def method(self, *sentences: str) -> None:
+        """Add sentences to the protocol, which stands in the caption's file only."""
+        self._method += [sentence for sentence in sentences if sentence]
+
+    def describe(
+        self, results: Results, drawn: pd.DataFrame, *sentences: str, method: Sequence[str] = (), bars: bool = True
+    ) -> None:
+        """Append to the caption: model and data, executions and their bars, `sentences`, and the marks of `drawn`.
+
+        The protocol is that of the study and its machines, then the sentences of `method`.
+        """
         context = any(panel.has_context for panel in self.panels)
         self.say(
-            caption.describe_study(results, drawn),
+            caption.describe_label(results),
             caption.describe_executions(results, drawn, bars=bars),
-            caption.describe_machines(results, drawn),
             *sentences,
-            "Pale grey: the series of the other panels." if context else "",
             caption.describe_marks(drawn),
+            "Pale grey: the series of the other panels." if context else "",
+        )
+        shortened = {name: short for name, short in self.names.items() if name != short}
+        longer = [f"{shortened[name]} is {name}" for name in drawn["series"].unique() if name in shortened]
+        self.method(
+            caption.describe_study(results, drawn),
+            caption.describe_machines(results, drawn),
+            *method,
+            f"Names: {'; '.join(longer)}." if longer else "",
         )
 
     def data(self) -> pd.DataFrame:
@@ -180,60 +261,118 @@ class Canvas:
         return table.reindex(columns=[*first, *(name for name in table.columns if name not in first)])
 
     def caption(self) -> str:
-        """Return the caption: the panels, what was run, how, and what the marks mean."""
-        letters: dict[str, list[str]] = {}
-        for panel in self.panels:
-            letters.setdefault(panel.name, []).append(f"({panel.letter})" if panel.letter else "")
-        panels = "; ".join(f"{', '.join(own)} {name}".strip() for name, own in letters.items() if name)
-        return " ".join([f"{panels[:1].upper()}{panels[1:]}." if panels else "", *self._caption]).strip()
+        """Return the whole caption: the panels, what was run, what the marks mean, and the method."""
+        method = f"Method: {' '.join(self._method)}" if self._method else ""
+        return " ".join(part for part in (self._panel_names(), *self._caption, method) if part)
 
-    def finish(self) -> Figure:
-        """Set the heights, write legend and caption, and return the figure."""
+    def captions(self) -> list[str]:
+        """Return the caption of each page; those of further pages name their panels only."""
+        return [self.caption(), *(self._panel_names(page.panels) for page in self._pages[1:])]
+
+    def _panel_names(self, panels: Sequence[Panel] = ()) -> str:
+        letters: dict[str, list[str]] = {}
+        for panel in panels or self.panels:
+            letters.setdefault(panel.name, []).append(f"({panel.letter})" if panel.letter else "")
+        names = "; ".join(f"{', '.join(own)} {name}".strip() for name, own in letters.items() if name)
+        return f"{names[:1].upper()}{names[1:]}." if names else ""
+
+    def close(self) -> None:
+        """Draw the error bars, and explain the mark of those that are wider than their panel."""
         for panel in self.panels:
-            panel.fit_intervals()
-        if any(panel.cuts_intervals for panel in self.panels):
-            self.say("Error bars that leave a panel go on; the CSV beside the figure has their ends.")
-        text = " ".join(self._caption) if self.style.titles else self.caption()
-        size = max(self.style.small, _CAPTION_PT * self.style.scale * (self.style.size >= REPORT.size))
-        across = int(_CHARACTERS_PER_POINT_AND_IN * self.style.width_in / size)
-        lines = textwrap.wrap(text, across, break_long_words=False, break_on_hyphens=False) if self._foot else []
-        legends = [row for entries in self._legend for row in self._wrap(entries)]
+            panel.close()
+        if any(panel.marks_wide for panel in self.panels):
+            mark = (Line2D([], [], **wide_interval()), WIDE)
+            self._legend = [*self._legend[:-1], [*(self._legend or [[]])[-1], mark]]
+
+    def finish(self) -> list[Figure]:
+        """Set the heights, write legend and caption, and return the figure of each page."""
+        self.close()
+        for page in self._pages:
+            self._finish(page, self._pages.index(page) == 0)
+        return [page.figure for page in self._pages]
+
+    def _finish(self, page: Page, first: bool) -> None:
+        size = self._caption_pt
+        names = [] if self.style.titles else [self._panel_names(page.panels)]
+        sentences = [*names, *self._caption] if first else names
+        lines = self._fitting(sentences) if page.foot else []
+        legends = [row for entries in self._legend_of(page) for row in self._wrap(entries)]
         row_in = _LEGEND_ROW_IN * self.style.scale
-        panels = sum(height for _, height in self._grid) * self.style.height
-        strip = row_in * len(legends) + 0.08 * self.style.scale
-        heights = [panels, strip] + [_CAPTION_LINE * size / 72 * len(lines) + 0.16] * len(self._foot)
-        self._figure.set_size_inches(self.style.width_in, sum(heights))
-        self._bands.set_height_ratios(heights)
-        for index, row in enumerate(legends):
+        tall = [max(name.count("\n") + 1 for _, name in row) for row in legends]  # lines of each row
+        strip = row_in * sum(tall) + 0.08 * self.style.scale
+        feet = [_CAPTION_LINE * size / 72 * len(lines) + 0.16] * len(page.foot)
+        panels = min(page.panels_in, self.style.page_in - strip - sum(feet))
+        heights = [max(panels, 0.5 * page.panels_in), strip, *feet]
+        page.figure.set_size_inches(self.style.width_in, sum(heights))
+        page.bands.set_height_ratios(heights)
+        for row, above in zip(legends, itertools.accumulate(tall, initial=0), strict=False):
             handles, labels = zip(*row, strict=True)
-            top = 1 - (0.02 + row_in * index) / strip
-            legend = self._strip.legend(
+            top = 1 - (0.02 + row_in * above) / strip
+            legend = page.strip.legend(
                 handles, labels, loc="upper center", ncols=len(row), bbox_to_anchor=(0.5, top), borderaxespad=0
             )
             legend.set_in_layout(False)
-        for foot in self._foot:
+        for foot in page.foot:
             at = 1 - 0.05 / heights[-1]
             foot.text(0.02, at, "\n".join(lines), va="top", size=size, linespacing=1.25).set_in_layout(False)
-        layout = self._figure.get_layout_engine()
+        layout = page.figure.get_layout_engine()
         assert layout is not None
-        layout.execute(self._figure)  # once for all formats
-        self._figure.set_layout_engine("none")
-        _round_places(self._figure)
-        return self._figure
+        layout.execute(page.figure)  # once for all formats
+        page.figure.set_layout_engine("none")
+        _round_places(page.figure)
 
-    def _wrap(self, entries: Sequence[tuple[Artist, str]]) -> list[list[tuple[Artist, str]]]:
-        """Break one row of the legend into rows that fit the width."""
+    @property
+    def _caption_pt(self) -> float:
+        return max(self.style.small, _CAPTION_PT * self.style.scale * (self.style.size >= REPORT.size))
+
+    def _fitting(self, sentences: Sequence[str]) -> list[str]:
+        """Return the lines of the caption in the picture: the sentences that fit, a first one that does not cut."""
+        across = int(_CHARACTERS_PER_POINT_AND_IN * self.style.width_in / self._caption_pt)
+        lines: list[str] = []
+        text = ""
+        for sentence in sentences:
+            longer = textwrap.wrap(f"{text} {sentence}".strip(), across, break_on_hyphens=False)
+            if len(longer) <= _MOST_LINES:
+                text, lines = f"{text} {sentence}".strip(), longer
+            elif not lines:
+                lines = textwrap.wrap(sentence, across, max_lines=_MOST_LINES, placeholder=" …", break_on_hyphens=False)
+        return lines
+
+    def _legend_of(self, page: Page) -> Iterator[list[Entry]]:
+        """Yield the rows of a page's legend, without the series that are drawn on other pages."""
+        everywhere = {self.names.get(name, name) for own in self._pages for name in own.series}
+        here = {self.names.get(name, name) for name in page.series}
+        for entries in self._legend:
+            kept = [entry for entry in entries if entry[1] in here or entry[1] not in everywhere]
+            if kept:
+                yield kept
+
+    def _wrap(self, entries: Sequence[Entry]) -> list[list[Entry]]:
+        """Break one row of the legend into rows that fit the width, and names that are wider into lines."""
         size = rcParams["legend.fontsize"]
         around = rcParams["legend.handlelength"] + rcParams["legend.handletextpad"] + rcParams["legend.columnspacing"]
-        font = FontProperties(size=size)
-        taken = [around * size + TextPath((0, 0), name, prop=font).get_extents().width for _, name in entries]
-        rows = 1
-        while rows < len(entries):
-            parts = np.array_split(taken, rows)
-            if all(part.sum() <= 72 * self.style.width_in for part in parts):
-                break
-            rows += 1
-        return [[entries[place] for place in part] for part in np.array_split(np.arange(len(entries)), rows)]
+        widest = 72 * self.style.width_in - around * size
+        entries = [(handle, wrapped(name, widest, size)) for handle, name in entries]
+        taken = [around * size + max(width(line, size) for line in name.split("\n")) for _, name in entries]
+        rows: list[list[Entry]] = []
+        room = 0.0
+        for entry, needed in zip(entries, taken, strict=True):
+            if not rows or needed > room or len(rows[-1]) == _MOST_IN_ROW:
+                rows.append([])
+                room = 72 * self.style.width_in
+            rows[-1].append(entry)
+            room -= needed
+        return rows
+
+
+def _filled(rows: Sequence[tuple[int, float]], room: float) -> list[list[tuple[int, float]]]:
+    """Return the rows of as few pages as possible, each with at most `room` for its rows, or with one row."""
+    pages: list[list[tuple[int, float]]] = [[]]
+    for row in rows:
+        if pages[-1] and sum(height for _, height in pages[-1]) + row[1] > room:
+            pages.append([])
+        pages[-1].append(row)
+    return pages
 
 
 def _round_places(figure: FigureBase) -> None:

@@ -33,6 +33,14 @@ _SIZES = ("node", "worker")
 _PLACE = ["execution", "engine", "label", "workers"]
 
 
+def describe_label(results: Results) -> str:
+    """Return model and data in the words of the study's `label`, by default their names."""
+    if label := str(results.study.get("label") or ""):
+        return label if label.endswith(".") else f"{label}."
+    last = results.completed.iloc[-1]
+    return f"{last['model']} on {last['dataset']}."
+
+
 def describe_study(results: Results, drawn: pd.DataFrame | None = None) -> str:
     """Return scaling mode, model, data, and batch policy with the steps per epoch at each worker count.
 

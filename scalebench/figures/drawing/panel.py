@@ -13,18 +13,21 @@ from matplotlib.axes import Axes
 from matplotlib.collections import LineCollection
 from matplotlib.patches import Rectangle
 from matplotlib.ticker import FixedLocator, FuncFormatter, LogLocator, NullLocator
+from matplotlib.transforms import ScaledTranslation
 
 from scalebench.analysis.intervals import METRIC_RANGE
-from scalebench.figures.drawing.styles import Look, cross, plus
+from scalebench.figures.drawing.names import wrapped
+from scalebench.figures.drawing.styles import Look, cross, plus, wide_interval
 from scalebench.figures.style import REPORT, Style
 from scalebench.formatting import digits, metric_word
 from scalebench.study.spec import SIMULATED
 
 _LABEL_PER_POINT_IN = 0.03  # width of a tick label
-_TITLE_CHARACTERS_PER_INCH = 110.0  # divided by points
+_TITLE_SHARE = 0.8  # of a panel's width: titles begin where the axes do
 _BAR = 0.78
 _CONTEXT = "#D0D0D0"
 _MOST_SHIFT = 0.4  # of the gap between neighbouring points
+_APART_PT = 1.6  # between equal lines
 Bar = tuple[tuple[float, float], tuple[float, float]]
 
 
@@ -52,18 +55,20 @@ class Panel:
         self.series: set[str] = set()  # drawn as curves
         self._tables: list[pd.DataFrame] = []
         self._rows: list[dict[str, object]] = []
+        self._bars: list[tuple[Bar, str, tuple[float, float]]] = []  # with colour and point
         self._ends: list[float] = []
         self.has_context = False
         self._top = math.inf
         self._fitted = False
+        self.marks_wide = False  # an interval is wider than the panel
 
     def title(self, text: str, name: str = "") -> None:
-        """Set the title `(a) training time`, shortened to fit; `name` (default: `text`) labels the drawn data."""
+        """Set the title `(a) training time`, in as many lines as it takes; `name` (default: `text`) labels the data."""
         self.name = name or text
         letter = f"({self.letter}) " if self.letter else ""
         shown = letter + text if self.style.titles else letter.strip()
-        fits = int(self.width_in * _TITLE_CHARACTERS_PER_INCH / rcParams["axes.titlesize"])
-        self.ax.set_title(shown if len(shown) <= fits else f"{shown[: fits - 3]}...")
+        size = rcParams["axes.titlesize"]
+        self.ax.set_title(wrapped(shown, 72 * _TITLE_SHARE * self.width_in, size), linespacing=1.05)
 
     def curve(
         self,
@@ -78,16 +83,19 @@ class Panel:
         shift: bool = True,
         connect: bool = True,
         sparse: bool = False,
+        apart: bool = False,
     ) -> None:
         """Draw a line with markers for each series and execution of `frame`, with error bars from `low` to `high`.
 
         `frame` has the columns execution, engine, series, workers, oversubscribed and, of measured times, disturbed;
         rows without a value are left out. `scale` turns its unit into that of the axis; the drawn data has the unit of
-        the axis. A `sparse` line has error bar, cross and plus sign at its last point only.
+        the axis. A `sparse` line has error bar, cross and plus sign at its last point only. Lines that may be equal are drawn `apart`: each a little higher than
+        the one before.
         """
         crowded = _fitting_shift(frame[x]) if shift else 1.0
         bars: list[Bar] = []
         colors: list[str] = []
+        points: list[tuple[float, float]] = []
         marked: dict[str, list[tuple[float, float]]] = {name: [] for name in MARKS if name in frame}
         for (execution, name), group in frame[frame[quantity].notna()].groupby(["execution", "series"], sort=False):
             group = group.sort_values(x)
@@ -99,14 +107,25 @@ class Panel:
             if bounds:
                 bars += [((a, bottom), (a, top)) for a, bottom, top in zip(at, *bounds, strict=True)][first:]
                 colors += [look.color] * len(at[first:])
+                points += list(zip(at, y, strict=True))[first:]
             style = look.line(str(execution)) | ({} if connect else {"linestyle": ""})
-            self.ax.plot(at, y, zorder=4 if execution == "native" else 3, **style)
+            order = 4 if execution == "native" else 3
+            if apart:
+                rank = list(looks).index(str(name)) - (len(looks) - 1) / 2
+                figure = self.ax.get_figure(root=True)
+                assert figure is not None
+                lifted = ScaledTranslation(0, _APART_PT / 72 * rank, figure.dpi_scale_trans)
+                style["transform"] = self.ax.transData + lifted
+            self.ax.plot(at, y, zorder=order, **style)
+            if look.inside:
+                inner = look.inner(str(execution)) | ({"transform": style["transform"]} if apart else {})
+                self.ax.plot(at, y, zorder=order + 0.1, **inner)
             self.series.add(str(name))
             for mark, places in marked.items():
-                hit = np.flatnonzero(group[mark].to_numpy(dtype=bool))[-1 if sparse else 0 :]
+                hit = np.flatnonzero(group[mark].fillna(False).to_numpy(dtype=bool))[-1 if sparse else 0 :]
                 places += list(zip(at[hit], y[hit], strict=True))
         self._keep_curves(frame[frame[quantity].notna()], quantity, x, (low, high), scale)
-        self.intervals(bars, colors)
+        self.intervals(bars, colors, points)
         for mark, places in marked.items():
             if places:
                 self.ax.plot(*zip(*places, strict=True), **MARKS[mark](), zorder=5)
@@ -124,23 +143,39 @@ class Panel:
         own: pd.DataFrame,
         others: pd.DataFrame,
         looks: Mapping[str, Look],
-        baseline: str,
         workers: Iterable[float],
     ) -> None:
-        """Draw reductions against `baseline` in per cent, over those of `others` in grey."""
+        """Draw reductions against a baseline in per cent, over those of `others` in grey."""
         self.context(others, "reduction", scale=100)
         self.curve(own, "reduction", looks, low="reduction_low", high="reduction_high", scale=100)
         self.level(0.0, "no reduction", workers)
-        self.ax.set_ylabel(f"time saved (% of {baseline})")
+        self.ax.set_ylabel("time saved (%)")
 
-    def intervals(self, bars: Sequence[Bar], colors: Sequence[str]) -> None:
-        """Draw error bars as one artist, many times faster than `errorbar`; they do not set the limits."""
-        known = [(bar, color) for bar, color in zip(bars, colors, strict=True) if np.isfinite(bar).all()]
-        if known:
-            segments, shades = zip(*known, strict=True)
+    def intervals(self, bars: Sequence[Bar], colors: Sequence[str], points: Sequence[tuple[float, float]] = ()) -> None:
+        """Add error bars, each through one of the `points`; they are drawn by `close` and do not set the limits.
+
+        Bars along x, which have no points, are drawn at their whole length.
+        """
+        through = points or [bar[0] for bar in bars]
+        for bar, color, point in zip(bars, colors, through, strict=True):
+            if np.isfinite(bar).all():
+                self._bars.append((bar, color, point))
+                self._ends += [y for _, y in bar]
+
+    def close(self) -> None:
+        """Draw the error bars, and a mark in place of those that do not fit into the panel."""
+        self.fit_intervals()
+        low, high = self.ax.get_ylim()
+        fitting = [one for one in self._bars if low <= one[0][0][1] and one[0][1][1] <= high]
+        if fitting:
+            # One artist is many times faster than `errorbar`.
+            segments, shades, _ = zip(*fitting, strict=True)
             lines = LineCollection(segments, colors=shades, linewidths=0.7 * rcParams["lines.linewidth"], zorder=2)
             self.ax.add_collection(lines, autolim=False)
-            self._ends += [y for segment in segments for _, y in segment]
+        for _, color, (x, y) in [one for one in self._bars if one not in fitting]:
+            self.marks_wide = True
+            self.ax.plot([x], [y], zorder=2, scalex=False, scaley=False, **wide_interval(color))
+        self._bars = []
 
     def fit_intervals(self) -> None:
         """Widen the y limits towards the ends of error bars, by at most half the range of the points.
@@ -159,12 +194,6 @@ class Panel:
             low, high = min(low, max(min(ends) - edge, low - reach)), max(high, min(max(ends) + edge, high + reach))
             low, high = np.power(10, (low, high)) if log else (low, high)
         self.ax.set_ylim(low, min(high, self._top + 0.03 * (self._top - low)) if math.isfinite(self._top) else high)
-
-    @property
-    def cuts_intervals(self) -> bool:
-        """Return True if an error bar leaves the panel."""
-        low, high = self.ax.get_ylim()
-        return any(end < low or end > high for end in self._ends)
 
     def reference(self, xs: Sequence[float], ys: Sequence[float], name: str) -> None:
         """Draw a dotted reference line, such as ideal scaling."""

@@ -1,35 +1,55 @@
-"""Colours, markers and lines: colour and marker encode the strategy, the fill of the marker the execution."""
+"""Colours, markers and lines: hue and marker encode the strategy, shade its options, the marker's fill the execution.
+
+Grey is left to what is context only: other panels' series, ideal lines, fronts.
+"""
 
 from __future__ import annotations
 
 import zlib
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
 import numpy as np
 import pandas as pd
 from matplotlib import rcParams
+from matplotlib.artist import Artist
 from matplotlib.lines import Line2D
+from matplotlib.path import Path
 
 from scalebench.analysis.grouping import PER_BATCH, strategy_rank
 from scalebench.analysis.native_check import PREFERRED_ENGINES
+from scalebench.figures.drawing.names import family
 
-# Okabe and Ito's palette, distinct for colour-blind readers.
+# The colours of a family (a strategy with all its options): its own one, then shades of it for further options. The
+# first six are Okabe and Ito's, distinct for colour-blind readers; the others were searched for the largest distances
+# in CIELAB from these and from one another, as seen with and without red or green cones.
+_SHADES = (
+    ("#000000", "#444444"),
+    ("#0072B2", "#183C54", "#5AB1FE", "#99BAD7"),
+    ("#E69F00", "#AE6503", "#F1A65B", "#BD8C5E"),
+    ("#009E73", "#014135", "#4BCD87", "#03673B"),
+    ("#D55E00", "#751E00", "#FF9D7A", "#A3614A"),
+    ("#CC79A7", "#512F3C", "#8A467B", "#F298DD"),
+    ("#5E4100", "#D1B35C", "#7D7154", "#C3B595"),
+    ("#DE75FE", "#4A04B2", "#B423AC", "#452E63"),
+    ("#0544C2", "#ABA7FF", "#493287", "#7C68A2"),
+    ("#762275", "#FF7DD9", "#9D51BD", "#966987"),
+    ("#E81C45", "#691D2E", "#FE919F", "#FF162A"),
+    ("#90003D", "#F45597", "#C6254A", "#FF5D75"),
+)
 _FIXED = {
-    "serial": ("#000000", "P"),
-    "allreduce": ("#0072B2", "s"),
-    "horovod": ("#E69F00", "^"),
-    "ddp": ("#009E73", "D"),
-    "epoch_average": ("#D55E00", "o"),
-    "epoch_async": ("#CC79A7", "v"),
+    "serial": (0, "P"),
+    "allreduce": (1, "s"),
+    "horovod": (2, "^"),
+    "ddp": (3, "D"),
+    "epoch_average": (4, "o"),
+    "epoch_async": (5, "v"),
 }
-# Tol's muted palette for all others: those in _PLACED by position (append only), strategies with options and own ones
-# by a checksum, salted so that common values of an option differ in colour.
-_OTHERS = [
-    *(("#332288", "p"), ("#882255", "<"), ("#88CCEE", ">"), ("#999933", "h"), ("#AA4499", "X"), ("#117733", "d")),
-    *(("#CC6677", "8"), ("#44AA99", "*"), ("#DDCC77", "H"), ("#6699CC", "s"), ("#661100", "o"), ("#888888", "^")),
-]
+# All other families take one of the other hues: those in _PLACED by position (append only), own ones by a checksum.
+_OTHERS = range(len(_FIXED), len(_SHADES))
+_MARKERS = ("p", "<", ">", "h", "X", "d", "8", "*", "H")
+_INSIDE = ("", "|", "_", "x", ".", "+")  # what marks of further options have inside
 _PLACED = (
     *("local_sgd", "post_local_sgd", "hierarchical_local_sgd", "slowmo", "bmuf", "diloco"),
     *("easgd", "gossip", "ad_psgd", "fedavg", "fedprox", "adasum"),
@@ -37,25 +57,24 @@ _PLACED = (
     *("daso-heat", "daso-fixed", "dislib-compat", "dislib-compat-async"),
     *("torch_local_sgd", "torch_hierarchical_local_sgd", "torch_post_local_sgd"),
 )
-_SALT = "134"
-_LOOKS = len(_OTHERS) ** 2
-_RESERVED = 48  # looks for _PLACED
+_PLACES = len(_OTHERS) * len(_MARKERS)
 TASKS = {
     "compute": "#4477AA",
     "communication": "#EE6677",
     "waiting": "#66CCEE",
     "data": "#CCBB44",
-    "other": "#BBBBBB",
+    "other": "#AA7744",
 }
 TASK_PATTERNS = {"communication": "/////", "waiting": ".....", "data": "xxxxx", "other": ""}
 SERVING = "#AA3377"
 ENGINE_ALONE, ENGINE_ALONE_PATTERN = "#228833", "+++++"  # cost of an engine at one worker
-ENGINE_PART = "#9A9A9A"
 MOST_SERIES, GROUP = 6, 4  # in one panel
 NEUTRAL = "#444444"
 
+Handle = Artist | tuple[Artist, ...]  # of a legend; several are drawn over one another
 FillStyle = Literal["full", "left", "none"]
 FILLS: dict[str, FillStyle] = {"native": "full", "paced": "left", "virtual": "none", "modelled": "none"}
+LINES = {"modelled": "--"}
 EXECUTION_WORDS = {
     "native": "native (measured)",
     "paced": "paced (measured communication)",
@@ -82,13 +101,31 @@ def knee() -> dict[str, Any]:
     return {**color, "linestyle": "", "marker": "D", "markersize": size, "markeredgewidth": edge}
 
 
+def wide_interval(color: str = NEUTRAL) -> dict[str, Any]:
+    """Return matplotlib keywords of the mark for an interval that is wider than its panel."""
+    size, edge = 2.6 * rcParams["lines.markersize"], 0.7 * rcParams["lines.markeredgewidth"]
+    return {"color": color, "linestyle": "", "marker": _BOTH_WAYS, "markersize": size, "markeredgewidth": edge}
+
+
+# An upright line with an arrowhead at each end.
+_BOTH_WAYS = Path(
+    [(0, -1), (0, 1), (-0.3, 0.6), (0, 1), (0.3, 0.6), (-0.3, -0.6), (0, -1), (0.3, -0.6)],
+    [Path.MOVETO, Path.LINETO, Path.MOVETO, Path.LINETO, Path.LINETO, Path.MOVETO, Path.LINETO, Path.LINETO],
+)
+
+
 @dataclass(frozen=True)
 class Look:
-    """Colour and marker of one series; `shift` separates points at equal x, in octaves."""
+    """Colour and marker of one series, with what the marker has inside; `shift` separates points at equal x.
+
+    A family has one marker and the shades of one colour: its further options differ by shade and by `inside`. The shift
+    is in octaves.
+    """
 
     color: str
     marker: str
     shift: float
+    inside: str = ""
 
     def line(self, execution: str) -> dict[str, Any]:
         """Return matplotlib keywords of a line with markers for `execution`."""
@@ -99,21 +136,32 @@ class Look:
             "fillstyle": FILLS[execution],
             "markerfacecolor": "white" if FILLS[execution] == "none" else self.color,
             "markerfacecoloralt": "white",
-            "linestyle": "--" if execution == "modelled" else "-",
+            "linestyle": LINES.get(execution, "-"),
             "linewidth": (0.8 if hollow else 1.3) * rcParams["lines.linewidth"],
         }
 
-    def sample(self) -> Line2D:
-        """Return the line of the legend."""
-        return Line2D([], [], color=self.color, marker=self.marker, markersize=1.1 * rcParams["lines.markersize"])
+    def inner(self, execution: str) -> dict[str, Any]:
+        """Return matplotlib keywords of what markers for `execution` have inside."""
+        return {
+            "color": "white" if FILLS[execution] == "full" else self.color,
+            "marker": self.inside,
+            "markersize": (0.4 if self.inside == "." else 0.6) * rcParams["lines.markersize"],
+            "markeredgewidth": 0.7 * rcParams["lines.markeredgewidth"],
+            "linestyle": "",
+        }
+
+    def sample(self) -> Handle:
+        """Return the lines of the legend."""
+        line = Line2D([], [], color=self.color, marker=self.marker, markersize=1.1 * rcParams["lines.markersize"])
+        return (line, Line2D([], [], **self.inner("native"))) if self.inside else line
 
 
-def grouped(names: Sequence[str]) -> list[list[str]]:
+def grouped(names: Sequence[str], most: int = MOST_SERIES) -> list[list[str]]:
     """Split the series of a panel into groups that stay legible, the per-batch baselines first.
 
-    A lone baseline, such as serial, joins the first group.
+    A lone baseline, such as serial, joins the first group. Up to `most` series stay together.
     """
-    if len(names) <= MOST_SERIES:
+    if len(names) <= most:
         return [list(names)]
     base = [name for name in names if name in PER_BATCH]
     others = [name for name in names if name not in base]
@@ -137,30 +185,40 @@ def name_series(table: pd.DataFrame) -> pd.DataFrame:
     )
 
 
-def looks(series: list[str]) -> dict[str, Look]:
-    """Return the look of each series, the same in every figure and study.
+def looks(series: Iterable[str]) -> dict[str, Look]:
+    """Return the look of each series: one hue and marker for a family, in all studies unless two families collide.
 
-    If two series of one study collide, the later one in natural order gets the next free look.
+    Up to twelve families have hues of their own; of two that would share one the later in order gets a free hue.
     """
     ordered = sorted(set(series), key=strategy_rank)
+    members: dict[str, list[str]] = {}
+    for name in ordered:
+        members.setdefault(family(name), []).append(name)
+    given: dict[str, tuple[int, str]] = {}
+    for one in sorted(members, key=lambda one: (one not in _FIXED, one not in _PLACED)):
+        given[one] = _FIXED.get(one) or _free(one, list(given.values()))
     step = min(0.06, 0.4 / max(1, len(ordered)))
     middle = (len(ordered) - 1) / 2
-    given = dict(_FIXED)
-    for name in sorted(ordered, key=lambda name: (name not in _PLACED, strategy_rank(name))):
-        if name not in given:
-            first = _place(name)
-            free = (look for look in map(_look_at, range(first, first + _LOOKS)) if look not in given.values())
-            given[name] = next(free, _look_at(first))
-    return {name: Look(*given[name], shift=step * (place - middle)) for place, name in enumerate(ordered)}
+    found = {}
+    for place, name in enumerate(ordered):
+        hue, marker = given[family(name)]
+        option, shades = members[family(name)].index(name), _SHADES[hue]
+        turn, shade = divmod(option, len(shades))
+        inside = _INSIDE[(shade + turn) % len(_INSIDE)]
+        found[name] = Look(shades[shade], marker, step * (place - middle), inside)
+    return found
 
 
-def _place(name: str) -> int:
-    if name in _PLACED:
-        return _PLACED.index(name)
-    return _RESERVED + zlib.crc32(f"{_SALT}{name}".encode()) % (_LOOKS - _RESERVED)
-
-
-def _look_at(place: int) -> tuple[str, str]:
-    """Return look number `place`: twelve consecutive looks differ in colour, the next twelve have other markers."""
-    count = len(_OTHERS)
-    return _OTHERS[place % count][0], _OTHERS[(place + place // count) % count][1]
+def _free(family: str, taken: Sequence[tuple[int, str]]) -> tuple[int, str]:
+    """Return hue and marker of a family: those of its place, else the next with a free hue, else any that are free."""
+    first = _PLACED.index(family) if family in _PLACED else zlib.crc32(family.encode()) % _PLACES
+    count = len(_MARKERS)
+    own = [
+        (_OTHERS[place % len(_OTHERS)], _MARKERS[(place + place // (2 * count)) % count])
+        for place in range(first, first + _PLACES)
+    ]
+    hues, markers = {hue for hue, _ in taken}, {marker for _, marker in taken}
+    spare = [(hue, marker) for hue in (*range(1, len(_FIXED)), 0) for _, marker in own[:count]]
+    free = [look for look in own + spare if look[0] not in hues]
+    distinct = [look for look in free if look[1] not in markers]
+    return (distinct or free or [look for look in own if look not in taken] or own)[0]

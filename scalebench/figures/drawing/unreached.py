@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pandas as pd
-from matplotlib.artist import Artist
 from matplotlib.lines import Line2D
 
+from scalebench.figures.drawing.canvas import Entry
 from scalebench.figures.drawing.panel import Panel
 from scalebench.figures.drawing.styles import NEUTRAL, Look
 from scalebench.formatting import metric_word
@@ -36,7 +36,7 @@ def torn(table: pd.DataFrame) -> pd.Series[bool]:
     return (table["n_reached"] < table["n_aimed"]) & ~never(table)
 
 
-def legend_of_unreached(table: pd.DataFrame, epochs: int) -> list[tuple[Artist, str]]:
+def legend_of_unreached(table: pd.DataFrame, epochs: int) -> list[Entry]:
     """Return the entries of triangles and stars, as far as there are any."""
     marks = [(_UNREACHED, f"not within {epochs} epochs")] * bool(never(table).any())
     marks += [(_TORN, "in some runs only")] * bool(torn(table).any())

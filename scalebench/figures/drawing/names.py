@@ -1,0 +1,96 @@
+"""Names of series in titles and legends: shortened where they are alike, never where they differ, and wrapped."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Sequence
+from functools import lru_cache
+
+from matplotlib import rcParams
+from matplotlib.font_manager import FontProperties
+from matplotlib.textpath import TextPath
+
+_LONG = 26  # characters; shorter names stay as they are
+_LABEL = re.compile(r"(?P<head>[^(]*?)(?:\((?P<options>.*)\))?(?P<rest> (?:on|in) .*)?", re.DOTALL)
+_BREAKS = re.compile(r"(?<=[(,_:/.=])")  # a word may be broken after these
+
+
+def family(name: str) -> str:
+    """Return the strategy of a series without its options, engine and study."""
+    return _parts(name)[0]
+
+
+def short_names(series: Iterable[str]) -> dict[str, str]:
+    """Return a name for each series: long ones without the options that others of the same strategy have too.
+
+    `local_sgd(first=4, steps=16)` beside `local_sgd(first=4, steps=32)` becomes `local_sgd(…, steps=16)`. All names are
+    distinct.
+    """
+    known = list(dict.fromkeys(series))
+    options: dict[str, list[set[str]]] = {}
+    for name in known:
+        head, own, _ = _parts(name)
+        options.setdefault(head, []).extend([set(own)] * bool(own))
+    common = {head: set.intersection(*found) if len(found) > 1 else set() for head, found in options.items()}
+    short = {name: _without(name, common[family(name)]) for name in known}
+    taken = list(short.values())
+    return {name: own if taken.count(own) == 1 else name for name, own in short.items()}
+
+
+def _without(name: str, common: set[str]) -> str:
+    head, options, rest = _parts(name)
+    if len(name) <= _LONG or not common:
+        return name
+    kept = [option for option in options if option not in common]
+    return f"{head}({', '.join(['…', *kept])}){rest}"
+
+
+def _parts(name: str) -> tuple[str, list[str], str]:
+    """Split `head(key=value, key=value) on engine`."""
+    match = _LABEL.fullmatch(name)
+    if match is None or not match["head"]:
+        return name, [], ""
+    # A comma inside brackets, as in groups=[4, 8], does not end an option.
+    options = re.split(r", (?=[\w.-]+=)", match["options"] or "")
+    return match["head"], [option for option in options if option], match["rest"] or ""
+
+
+def group_name(group: Sequence[str]) -> str:
+    """Return the strategies of a group of series, each once: `local_sgd, slowmo`."""
+    return ", ".join(dict.fromkeys(family(name) for name in group))
+
+
+def wrapped(text: str, points: float, size: float) -> str:
+    """Break `text` into lines of at most `points` at font `size`: at spaces, and inside of words that are wider."""
+    lines = [""]
+    for word in text.split(" "):
+        joined = f"{lines[-1]} {word}" if lines[-1] else word
+        if width(joined, size) <= points:
+            lines[-1] = joined
+        else:
+            lines += _broken(word, points, size) if width(word, size) > points else [word]
+    return "\n".join(line for line in lines if line)
+
+
+def _broken(word: str, points: float, size: float) -> list[str]:
+    """Break a word after brackets, commas and underscores where that is enough, else anywhere."""
+    lines = [""]
+    for piece in _BREAKS.split(word):
+        whole = width(piece, size) <= points
+        for part in [piece] if whole else piece:
+            if lines[-1] and width(lines[-1] + part, size) > points:
+                lines.append("")
+            lines[-1] += part
+    return lines
+
+
+def width(text: str, size: float) -> float:
+    """Return the width in points of `text` in the font of the style in use."""
+    return _width(text, size, str(rcParams["font.family"][0]))
+
+
+@lru_cache(4096)
+def _width(text: str, size: float, font: str) -> float:
+    if not text.strip():
+        return 0.25 * size * len(text)
+    return float(TextPath((0, 0), text, prop=FontProperties(family=font, size=size)).get_extents().width)

@@ -1,0 +1,118 @@
+"""The reduction-parts figure: what the baseline's engine and what the frequency contribute to the time saved."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable
+from typing import Any
+
+import pandas as pd
+from matplotlib import rcParams
+from matplotlib.lines import Line2D
+from matplotlib.patches import Patch
+
+from scalebench.analysis import Results, ratios
+from scalebench.figures.base import FIGURES, EmptyFigureError, Figure
+from scalebench.figures.drawing.bars import counts_by_execution, draw_bars
+from scalebench.figures.drawing.canvas import Canvas, Entry
+from scalebench.figures.drawing.panel import Panel, Segment, share_y
+from scalebench.figures.drawing.styles import ENGINE_ALONE, ENGINE_ALONE_PATTERN, NEUTRAL, Look
+from scalebench.figures.time_reduction import missing, no_reduction, of_others
+from scalebench.formatting import is_interval
+
+_BASELINES = ("horovod", "ddp")
+_COLUMNS = 3
+_SHARED_FROM = -100.0  # per cent; a panel that reaches further down has an axis of its own
+_KEPT = ("series", "execution", "engine", "workers", "oversubscribed", "interval", "n", "baseline_s", "saved_s")
+
+
+@FIGURES.add
+class ReductionParts(Figure):
+    name = "reduction-parts"
+    panels = _BASELINES
+    summary = "time saved against horovod and ddp in two parts: by the engine, and by synchronising less often"
+
+    def absent(self, results: Results) -> str:
+        if reason := super().absent(results):
+            return reason
+        compared = of_others(ratios(results))
+        if _split(compared).any():
+            return ""
+        if {"horovod", "ddp"}.isdisjoint(results.completed["strategy"]):
+            return "neither horovod nor ddp ran: there is no engine to tell from the frequency"
+        if "allreduce" not in set(results.completed["strategy"]):
+            return "allreduce did not run, which tells the engine's part from the frequency's"
+        return no_reduction(compared)
+
+    def draw(self, results: Results, canvas: Canvas) -> None:
+        compared, look, _ = canvas.series_of(of_others(ratios(results)), of=results)
+        known = compared[_split(compared)]
+        wanted = [
+            (baseline, name)
+            for baseline in canvas.wanted(_BASELINES)
+            for name in look
+            if ((known["baseline"] == baseline) & (known["series"] == name)).any()
+        ]
+        if not wanted:
+            raise EmptyFigureError(no_reduction(compared))
+        shown = known[known["baseline"].isin(dict(wanted))]
+        across = canvas.fits(min(_COLUMNS, len(wanted)), narrow=True)
+        number = {baseline: sum(own == baseline for own, _ in wanted) for baseline, _ in wanted}
+        panels = [
+            panel for grid in canvas.grids(*((count, across, 1.95) for count in number.values())) for panel in grid
+        ]
+        counts = counts_by_execution(shown)
+        several = len(number) > 1
+        for panel, (baseline, name) in zip(panels, wanted, strict=True):
+            short = canvas.names[name]
+            panel.title(f"{short} against {baseline}" if several else short, f"{name} against {baseline}")
+            _draw(panel, shown[(shown["baseline"] == baseline) & (shown["series"] == name)], counts, look[name])
+            if panel.leftmost:
+                panel.ax.set_ylabel("time saved (%)" if several else f"time saved (% of {baseline})")
+        share_y(panels, least=_SHARED_FROM)
+        canvas.legend(_legend(shown, ENGINE_ALONE_PATTERN if canvas.style.patterns else None))
+        canvas.describe(
+            results,
+            shown,
+            "The two parts add up to the time saved; a negative one, below 0, costs time.",
+            missing(compared, results),
+            method=(
+                f"Against {' and '.join(dict(wanted))}: the engine's part is (T_base - T_allreduce) / T_base, that of "
+                "the frequency (T_allreduce - T_strategy) / T_base, with plain allreduce on the strategy's engine.",
+            ),
+        )
+
+
+def _split(compared: pd.DataFrame) -> pd.Series[bool]:
+    """Mark reductions whose two parts are known."""
+    return compared["baseline"].isin(_BASELINES) & compared[["reduction", "engine_part"]].notna().all(axis=1)
+
+
+def _draw(panel: Panel, own: pd.DataFrame, counts: dict[str, list[int]], look: Look) -> None:
+    """Draw a bar of two parts for each worker count, and the total with its interval."""
+
+    def parts(cell: dict[Hashable, Any]) -> list[Segment]:
+        return [
+            Segment("engine", 100 * cell["engine_part"], ENGINE_ALONE, ENGINE_ALONE_PATTERN),
+            Segment("frequency", 100 * cell["frequency_part"], look.color),
+        ]
+
+    for at, cell in draw_bars(panel, own, counts, parts, "reduction"):
+        total, low, high = (100 * cell[key] for key in ("reduction", "reduction_low", "reduction_high"))
+        size = 0.6 * rcParams["lines.markersize"]
+        panel.ax.plot(at, total, marker="D", markersize=size, color=NEUTRAL, zorder=5)
+        panel.intervals([((at, low), (at, high))], [NEUTRAL], [(at, total)])
+        kept: dict[Hashable, object] = {"quantity": "reduction: total", "y": total, "low": low, "high": high}
+        panel.keep([kept], **{key: cell[key] for key in _KEPT})
+    panel.ax.axhline(0, color="#555555", linewidth=0.8)
+
+
+def _legend(shown: pd.DataFrame, hatch: str | None) -> list[Entry]:
+    size = 0.8 * rcParams["lines.markersize"]
+    bounds = zip(shown["reduction_low"], shown["reduction_high"], strict=True)
+    total = "both, with interval" if any(is_interval(low, high) for low, high in bounds) else "both"
+    engine = Patch(facecolor=ENGINE_ALONE, edgecolor="white" if hatch else ENGINE_ALONE, hatch=hatch)
+    return [
+        (engine, "saved by plain allreduce instead of the baseline's engine"),
+        (Patch(facecolor="white", edgecolor=NEUTRAL), "saved by synchronising less often (in the strategy's colour)"),
+        (Line2D([], [], color=NEUTRAL, marker="D", markersize=size, linestyle=""), total),
+    ]

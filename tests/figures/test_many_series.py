@@ -1,0 +1,232 @@
+"""Figures of eight strategies with long options: pages, names, colours, and marks of wide intervals."""
+
+from __future__ import annotations
+
+import json
+import random
+import re
+from itertools import combinations
+
+import numpy as np
+import pytest
+from matplotlib.colors import to_rgb
+from matplotlib.text import Text
+
+from scalebench.analysis import Results, load
+from scalebench.figures import PlotRequest, figure_names, plot_folder
+from scalebench.figures.base import FIGURES
+from scalebench.figures.drawing.canvas import WIDE, Canvas
+from scalebench.figures.drawing.names import family, short_names, wrapped
+from scalebench.figures.drawing.styles import looks
+from scalebench.figures.plotting import house_style
+from scalebench.figures.style import choose_style
+from scalebench.records.store import Store
+from tests.conftest import some
+from tests.figures.test_plotting import overlapping
+from tests.records_factory import run_row, study_rows
+
+EIGHT = [
+    ("epoch_average", {}),
+    ("epoch_average", {"every": 2}),
+    ("local_sgd", {"first": 4, "steps": 16}),
+    ("local_sgd", {"first": 4, "steps": 32}),
+    ("hierarchical_local_sgd", {"groups": [4, 16], "periods": [8, 32]}),
+    ("hierarchical_local_sgd", {"groups": [4, 16], "periods": [8, 64]}),
+    ("torch_post_local_sgd", {"start": 100, "steps": 8, "subgroup": 4}),
+    ("torch_post_local_sgd", {"start": 100, "steps": 16, "subgroup": 4}),
+]
+NOT_HERE = ("weak-scaling", "tuning")  # of other studies
+
+
+@pytest.fixture(scope="module")
+def eight(tmp_path_factory) -> Results:
+    folder = tmp_path_factory.mktemp("results") / "eight"
+    counts = {"workers": (1, 2, 4, 8, 16), "native_workers": (1, 2), "repetitions": 2}
+    rows = study_rows(strategies=("serial", "allreduce", "horovod", "ddp"), **counts)
+    for place, (strategy, options) in enumerate(EIGHT):
+        rows += [
+            (
+                run.model_copy(
+                    update={
+                        "run_id": f"{run.run_id}-{place}",
+                        "strategy": strategy,
+                        "strategy_options": json.dumps(options),
+                        "train_s": run.train_s * (1 + 0.02 * place),
+                    }
+                ),
+                [epoch.model_copy(update={"run_id": f"{run.run_id}-{place}"}) for epoch in epochs],
+            )
+            for run, epochs in study_rows(strategies=("epoch_average",), seed=place, **counts)
+        ]
+    with Store(folder, fsync=False) as store:
+        for run, epochs in rows:
+            at = next((epoch for epoch in epochs if epoch.test_metric >= 0.9), None)
+            reached = {"time_to_target_s": at and at.elapsed_s, "epochs_to_target": at and at.epoch + 1}
+            store.append(run.model_copy(update={"target_metric": 0.9, **reached}), epochs)
+    return load(folder)
+
+
+def draw(results, name, style):
+    with house_style(style):
+        canvas = Canvas(name, style)
+        FIGURES.create(name, {}).draw(results, canvas)
+        return canvas, canvas.finish()
+
+
+@pytest.mark.parametrize("style", some(["ieee", "slides", "report"], "ieee"))
+@pytest.mark.parametrize("name", [name for name in figure_names() if name not in NOT_HERE])
+def test_each_page_fits_and_names_its_series(eight, name, style):
+    chosen = choose_style(style)
+    canvas, pages = draw(eight, name, chosen)
+    for page, figure in zip(canvas._pages, pages, strict=True):
+        assert figure.get_size_inches()[1] <= chosen.page_in + 1e-6
+        assert overlapping(figure) == []
+        shown = [text.get_text() for text in figure.findobj(Text)]
+        named = {re.sub(r"[\s\n]+", "", text) for text in shown}
+        for series in page.series:
+            assert re.sub(r"\s+", "", canvas.names[series]) in named, "each curve is in the legend of its page"
+    titles = [panel.ax.get_title(loc="left") for panel in canvas.shown]
+    assert len(set(titles)) == len(titles)
+    assert not any("..." in title for title in titles)
+    assert all(title.endswith(re.sub(r"^\([a-z]+\) ", "", title)) for title in titles)
+
+
+def test_panels_with_one_series_are_told_apart_without_their_letter(eight):
+    for name in ("breakdown", "reduction-parts", "epochs-to-target"):
+        canvas, _ = draw(eight, name, choose_style("ieee"))
+        titles = [re.sub(r"^\([a-z]+\) |\n| ", "", panel.ax.get_title(loc="left")) for panel in canvas.shown]
+        assert len(set(titles)) == len(titles)
+
+
+def test_further_pages_are_written_beside_the_first(eight, tmp_path):
+    request = PlotRequest(("strong-scaling",), ("svg",), choose_style("ieee"))
+    (figure,) = plot_folder(eight.folder, tmp_path, request, place=tmp_path)
+    names = [file.name for file in figure.files]
+    assert names[:2] == ["strong-scaling.svg", "strong-scaling-2.svg"]
+    assert names[-1] == "strong-scaling.csv", "one file has the numbers of all pages"
+    assert figure.pages == sum(name.endswith(".svg") for name in names) > 1
+    assert (tmp_path / "strong-scaling-2.txt").read_text().startswith("(")
+    assert "Method: Strong scaling" in (tmp_path / "strong-scaling.txt").read_text()
+
+
+def test_caption_in_the_picture_has_at_most_four_lines(eight):
+    for name in figure_names():
+        if name in NOT_HERE:
+            continue
+        _, (first, *_) = draw(eight, name, choose_style("report"))
+        (text,) = [text.get_text() for text in first.findobj(Text) if text.get_text().startswith("mlp(hidden")]
+        assert text.count("\n") < 4
+        assert "steps per epoch" not in text
+
+
+def test_panels_of_groups_name_their_strategies(eight):
+    canvas, _ = draw(eight, "strong-scaling", choose_style("report"))
+    titles = [panel.name for panel in canvas.shown]
+    assert titles[0] == "training time: serial, allreduce, horovod, ddp"
+    assert titles[3] == "training time: epoch_average, hierarchical_local_sgd"
+
+
+def test_short_names_keep_the_difference():
+    names = [f"local_sgd(first=4, groups=[1, 2], steps={steps})" for steps in (16, 32)]
+    assert short_names(names) == {
+        names[0]: "local_sgd(…, steps=16)",
+        names[1]: "local_sgd(…, steps=32)",
+    }
+    assert (
+        short_names(["epoch_average(every=2)", "epoch_average"])["epoch_average(every=2)"] == "epoch_average(every=2)"
+    )
+    alone = "hierarchical_local_sgd(groups=[4, 16], periods=[8, 32])"
+    assert short_names([alone, "ddp"])[alone] == alone
+    assert family("mine.py:Mine(first=3) on gloo") == "mine.py:Mine"
+
+
+@pytest.mark.parametrize("seed", range(30))
+def test_short_names_are_distinct(seed):
+    draw = random.Random(seed)
+    options = [f"{key}={draw.randint(1, 3)}" for key in ("alpha", "beta", "gamma_ray")]
+    heads = ["local_sgd", "a_very_long_name_of_a_strategy"]
+    names = {f"{draw.choice(heads)}({', '.join(sorted(draw.sample(options, draw.randint(1, 3))))})" for _ in range(12)}
+    names |= {f"{name} on gloo" for name in list(names)[:3]}
+    assert len(set(short_names(names).values())) == len(names)
+
+
+def test_wrapped_lines_lose_no_letter():
+    text = "(a) hierarchical_local_sgd(groups=[4, 16], periods=[8, 32]) against allreduce"
+    with house_style():
+        lines = wrapped(text, 80, 10)
+    assert re.sub(r"\s", "", lines) == re.sub(r"\s", "", text)
+    assert lines.count("\n") >= 4
+
+
+# How cones that lack red or green see linear RGB: Machado, Oliveira and Fernandes, IEEE Trans. Vis. 15 (2009), 1291.
+SEEN = {
+    "normal": np.eye(3),
+    "protan": [[0.152286, 1.052583, -0.204868], [0.114503, 0.786281, 0.099216], [-0.003882, -0.048116, 1.051998]],
+    "deutan": [[0.367322, 0.860646, -0.227968], [0.280085, 0.672501, 0.047413], [-0.011820, 0.042940, 0.968881]],
+}
+
+
+def lab(color, eyes="normal"):
+    """CIELAB of a colour under D65."""
+    rgb = np.array(to_rgb(color))
+    linear = np.where(rgb <= 0.04045, rgb / 12.92, ((rgb + 0.055) / 1.055) ** 2.4)
+    linear = np.clip(np.array(SEEN[eyes]) @ linear, 0, 1)
+    to_xyz = [[0.4124564, 0.3575761, 0.1804375], [0.2126729, 0.7151522, 0.0721750], [0.0193339, 0.1191920, 0.9503041]]
+    xyz = np.array(to_xyz) @ linear / [0.95047, 1.0, 1.08883]
+    f = np.where(xyz > 216 / 24389, np.cbrt(xyz), (24389 / 27 * xyz + 16) / 116)
+    return np.array([116 * f[1] - 16, 500 * (f[0] - f[1]), 200 * (f[1] - f[2])])
+
+
+def apart(one, other, eyes="normal"):
+    return float(np.linalg.norm(lab(one.color, eyes) - lab(other.color, eyes)))
+
+
+FAMILIES = [
+    *("serial", "allreduce", "horovod", "ddp", "epoch_average", "epoch_async"),
+    *("local_sgd", "post_local_sgd", "slowmo", "diloco", "asp", "fedavg", "daso-heat", "mine.py:Mine"),
+]
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_twelve_series_are_distinguishable(seed):
+    """Colours of a family are apart for all eyes, all others for normal ones; families differ in marks too."""
+    draw = random.Random(seed)
+    families = draw.sample(FAMILIES, draw.randint(3, 12))
+    series = [f"{name}(steps={n})" if n else name for name in families for n in range(4) if name != "serial" or not n]
+    given = looks(draw.sample(series, 12) if len(series) >= 12 else series)
+    for (name, one), (other_name, other) in combinations(given.items(), 2):
+        assert apart(one, other) >= 14, (name, other_name)
+        if family(name) == family(other_name):
+            assert min(apart(one, other, eyes) for eyes in SEEN) >= 14, (name, other_name)
+            assert one.marker == other.marker
+            assert one.inside != other.inside
+        else:
+            assert one.marker != other.marker, (name, other_name)
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_twelve_families_are_distinguishable_by_colour_alone(seed):
+    given = looks(random.Random(seed).sample(FAMILIES, 12))
+    for eyes in SEEN:
+        for (name, one), (other_name, other) in combinations(given.items(), 2):
+            assert apart(one, other, eyes) >= 14, (name, other_name, eyes)
+
+
+def test_no_series_is_grey():
+    names = [f"{name}(steps={n})" if n else name for name in FAMILIES for n in range(4)]
+    for name, look in looks(names).items():
+        _, a, b = lab(look.color)
+        assert family(name) == "serial" or np.hypot(a, b) > 12, name
+
+
+def test_interval_wider_than_the_panel_becomes_a_mark(tmp_path):
+    rows = [run_row(run_id=f"{n}-{r}", workers=n, repetition=r, train_s=4.0**r / n) for n in (1, 2) for r in (0, 1)]
+    rows += [run_row(run_id=f"8-{r}", workers=8, repetition=r, train_s=0.2 + 0.001 * r) for r in (0, 1)]
+    with Store(tmp_path / "wide", fsync=False) as store:
+        for row in rows:
+            store.append(row, [])
+    canvas, (figure,) = draw(load(tmp_path / "wide"), "strong-scaling", choose_style("report"))
+    assert [name for row in canvas._legend for _, name in row].count(WIDE) == 1
+    assert canvas.shown[0].marks_wide
+    assert canvas.data()["high"].max() > 1000, "the data keep the ends"
+    assert any(text.get_text() == WIDE for text in figure.findobj(Text))
