@@ -12,6 +12,7 @@ from pathlib import Path
 from string import ascii_lowercase
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from scalebench import __version__
 from scalebench.errors import ResultsError, UsageError, nearest, writing
 from scalebench.figures.base import FIGURES, EmptyFigureError, Figure, default_figures
 from scalebench.figures.caption_files import write_caption
@@ -31,7 +32,7 @@ _SLOWEST = ("scaling-laws", "reduction-parts", "breakdown", "strong-scaling")
 _METADATA: dict[str, dict[str, Any]] = {
     "pdf": {"CreationDate": None, "Creator": "scalebench", "Producer": None},
     "svg": {"Date": None, "Creator": "scalebench"},
-    "png": {"Software": "scalebench"},
+    "png": {"Software": f"scalebench {__version__}"},
 }
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +13,7 @@ from matplotlib.lines import Line2D
 from matplotlib.ticker import FuncFormatter, MaxNLocator, PercentFormatter
 
 from scalebench.errors import ResultsError, writing
-from scalebench.figures.drawing.canvas import Canvas
+from scalebench.figures.drawing.canvas import Canvas, Entry
 from scalebench.figures.plotting import FORMATS, drawing
 from scalebench.system.atomic_write import open_own
 
@@ -19,6 +21,14 @@ _NAME = "prediction-error"
 _GREY = "#B4B4B4"
 _COLORS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#332288", "#882255", "#999933")
 _MARKERS = "osD^v<>h"
+# Ticks of times as multiples of linear scaling: the first of these with few enough of them in the panel.
+_LADDERS = (
+    (0.5, 0.7, 0.8, 0.9, 1, 1.05, 1.1, 1.15, 1.2, 1.3, 1.4, 1.5, 2, 3, 5, 10, 20),
+    (0.5, 0.7, 1, 1.2, 1.5, 2, 3, 5, 10, 20),
+    (0.5, 1, 2, 5, 10, 20, 50),
+)
+_MOST_TICKS = 8
+_OF_RUNS = re.compile(r"(?P<study>.+): (?P<execution>\w+), (?P<engine>\w+)")
 
 
 def write_prediction_error(errors: pd.DataFrame, output: Path) -> list[Path]:
@@ -50,7 +60,8 @@ def _draw(errors: pd.DataFrame, canvas: Canvas) -> None:
     against.ax.plot(slower, np.ones(len(slower)), linestyle="", marker="_", color=_GREY, zorder=1)
     against.reference(ends, ends, "equal")
     sources = sorted(errors["source"].unique())
-    handles = []
+    names = _names(sources)
+    handles: list[Entry] = []
     for number, source in enumerate(sources):
         style: dict[str, Any] = {
             "color": _COLORS[number % len(_COLORS)],
@@ -61,12 +72,13 @@ def _draw(errors: pd.DataFrame, canvas: Canvas) -> None:
         against.ax.plot(slower[own], predicted[own], linestyle="", alpha=0.75, **style)
         spread = errors.loc[own, "doublings"] + 0.08 * (number - (len(sources) - 1) / 2)
         apart.ax.plot(spread, errors.loc[own, "error"], linestyle="", alpha=0.75, **style)
-        handles.append((Line2D([], [], linestyle="", **style), str(source)))
+        handles.append((Line2D([], [], linestyle="", **style), names[source]))
     plain = FuncFormatter(lambda value, _: f"{value:g}")
     for axis, which in ((against.ax.xaxis, "measured"), (against.ax.yaxis, "predicted")):
         axis.set_label_text(f"{which} / linear scaling")
     against.ax.set(xscale="log", yscale="log", xlim=ends, ylim=ends)
-    ticks = [tick for tick in (0.5, 1, 1.2, 1.5, 2, 3, 5, 10, 20) if ends[0] <= tick <= ends[1]]
+    inside = [[tick for tick in ladder if ends[0] <= tick <= ends[1]] for ladder in _LADDERS]
+    ticks = next((own for own in inside if len(own) <= _MOST_TICKS), inside[-1])
     for axis in (against.ax.xaxis, against.ax.yaxis):
         axis.set_ticks(ticks, minor=False)
         axis.set_major_formatter(plain)
@@ -80,8 +92,7 @@ def _draw(errors: pd.DataFrame, canvas: Canvas) -> None:
     apart.ax.xaxis.set_major_locator(MaxNLocator(integer=True))
     apart.ax.set(xlabel="doublings from the calibration", ylabel="predicted / measured - 1")
     handles.append((Line2D([], [], linestyle="", marker="_", color=_GREY), "linear scaling"))
-    for start in range(0, len(handles), 4):
-        canvas.legend(handles[start : start + 4])
+    canvas.legend(handles)
     mape, linear = errors["error"].abs().mean(), errors["linear_error"].abs().mean()
     canvas.say(
         f"{len(errors)} {' and '.join(sorted(set(errors['execution'])))} measurements, and predictions (modelled) by a "
@@ -89,3 +100,14 @@ def _draw(errors: pd.DataFrame, canvas: Canvas) -> None:
         f"{linear:.1%}; {errors['held'].mean():.0%} lie in the 95 % interval of their prediction.",
         "Errors in (b) are those of the measured quantity, a throughput or a time.",
     )
+
+
+def _names(sources: Sequence[str]) -> dict[str, str]:
+    """Return the names of sources in the legend: `paced on gloo` for runs, with their study where there are several."""
+    runs = {source: match for source in sources if (match := _OF_RUNS.fullmatch(source))}
+    several = len({match["study"] for match in runs.values()}) > 1
+    names = dict(zip(sources, sources, strict=True))
+    for source, match in runs.items():
+        of_study = f"{match['study']}, " if several else ""
+        names[source] = f"{of_study}{match['execution']} on {match['engine']}"
+    return names

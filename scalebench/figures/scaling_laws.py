@@ -75,8 +75,8 @@ class ScalingLaws(Figure):
             f"Bands: {' or '.join(names)}{unchecked}." if names else "",
             "Knee: the worker count of the largest efficiency times speedup." if knees else "",
             method=(
-                "Laws are fitted to the logs of all runs that were neither oversubscribed nor disturbed, each series by "
-                "itself; weights are Akaike's, and bands are pointwise over all laws by their weights.",
+                "Laws are fitted to the logs of all runs that were neither oversubscribed nor disturbed, each series "
+                "by itself; weights are Akaike's, and bands are pointwise over all laws by their weights.",
                 "Beyond the knee, a worker costs more efficiency than it brings speed." if knees else "",
             ),
         )

@@ -184,6 +184,7 @@ class Study(Training):
 
     name: Name = "digits-strong-scaling"
     description: str = ""
+    label: str = Field("", max_length=120, description="model and data in captions of figures; default: their names")
     workers: Annotated[list[PositiveInt], BeforeValidator(parse_workers)] = Field(
         default_factory=lambda: parse_workers("1..64")
     )

@@ -230,3 +230,11 @@ def test_interval_wider_than_the_panel_becomes_a_mark(tmp_path):
     assert canvas.shown[0].marks_wide
     assert canvas.data()["high"].max() > 1000, "the data keep the ends"
     assert any(text.get_text() == WIDE for text in figure.findobj(Text))
+
+
+def test_label_of_a_study_names_model_and_data(tmp_path):
+    with Store(tmp_path / "mine", fsync=False) as store:
+        store.append(run_row(), [])
+    (tmp_path / "mine/study.yaml").write_text("name: mine\nlabel: A perceptron on digits\n")
+    canvas, _ = draw(load(tmp_path / "mine"), "strong-scaling", choose_style("report"))
+    assert canvas.caption().partition("accuracy. ")[2].startswith("A perceptron on digits. Virtual on")

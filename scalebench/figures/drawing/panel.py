@@ -89,8 +89,8 @@ class Panel:
 
         `frame` has the columns execution, engine, series, workers, oversubscribed and, of measured times, disturbed;
         rows without a value are left out. `scale` turns its unit into that of the axis; the drawn data has the unit of
-        the axis. A `sparse` line has error bar, cross and plus sign at its last point only. Lines that may be equal are drawn `apart`: each a little higher than
-        the one before.
+        the axis. A `sparse` line has error bar, cross and plus sign at its last point only. Lines that may be equal are
+        drawn `apart`: each a little higher than the one before.
         """
         crowded = _fitting_shift(frame[x]) if shift else 1.0
         bars: list[Bar] = []
