@@ -8,6 +8,7 @@ with a file name is that file.
 
 from __future__ import annotations
 
+import importlib
 import re
 import shlex
 import shutil
@@ -18,7 +19,10 @@ from pathlib import Path
 from typing import NamedTuple
 
 import pytest
+from PIL import Image
+from PIL.PngImagePlugin import PngInfo
 
+from scalebench import __version__
 from scalebench.figures import figure_names
 from tests.artifact.test_rendering import compiles_latex
 
@@ -114,3 +118,29 @@ def test_links_between_pages_and_to_pictures_lead_somewhere():
             continue
         for link in LINK.findall(page.read_text(encoding="utf-8")):
             assert (page.parent / link).is_file() or "reference/" in link, f"{page.name}: {link}"
+
+
+def test_check_of_pictures_finds_other_versions_runs_and_answers(tmp_path, monkeypatch):
+    monkeypatch.syspath_prepend(str(ROOT / "docs/_generate"))
+    pictures = importlib.import_module("pictures")
+
+    def keep(name, run="one", version=__version__, answer=""):
+        facts = PngInfo()
+        for key, text in (("Software", f"scalebench {version}"), ("Run", run), ("Answer", answer)):
+            facts.add_text(key, text)
+        Image.new("RGB", (2, 2)).save(tmp_path / name, pnginfo=facts)
+
+    answer = "Simulated, at 64 workers: epoch_average takes 69 % less time than allreduce (12.3 ms instead of 39.5 ms)."
+    keep("strong-scaling.png", answer=answer)
+    keep("other.png")
+    readme = "At 64 workers, **epoch_average takes\n> 69 % less time** (12.3 ms instead of 39.5 ms)"
+    assert pictures.problems(tmp_path, readme) == []
+    assert "README.md does not say 69 % less time, which" in pictures.problems(tmp_path, readme.replace("69", "61"))[0]
+    keep("other.png", run="two")
+    keep("third.png")
+    (tmp_path / "old.png").write_bytes((ROOT / "docs/images/paper.png").read_bytes())
+    keep("older.png", version="0.0.9")
+    found = pictures.problems(tmp_path, readme)
+    assert [line.partition(":")[0] for line in found[:2]] == ["docs/images/old.png", "docs/images/older.png"]
+    assert "other.png: of another run" in found[2]
+    assert all("python docs/_generate/pictures.py" in line for line in found)
