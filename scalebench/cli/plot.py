@@ -11,6 +11,7 @@ import rich_click as click
 
 from scalebench.cli.options import completed_study, folder_option, results_argument, selection_of, selection_options
 from scalebench.figures import FORMATS, PlotRequest, plot_folder
+from scalebench.figures.added import parse_added
 from scalebench.figures.place import place_for
 from scalebench.figures.style import CAPTIONS, STYLES, choose_style, parse_width
 from scalebench.records.folder import timed
@@ -40,6 +41,13 @@ def _width(context: click.Context, option: click.Parameter, value: str | None) -
 @click.option(
     "--title", type=click.Choice(["panels", "none"]), default="panels", help="Titles of panels, or letters only."
 )
+@click.option(
+    "--add",
+    "added",
+    multiple=True,
+    metavar="PATH:LABEL",
+    help="Draw the curve in a CSV (workers, time_s ...), or the study in a folder, as well; repeatable.",
+)
 @folder_option("--output", "plots", "Folder that gets one folder per study.")
 @click.option(
     "--format", "formats", multiple=True, type=click.Choice(FORMATS), help="Repeatable.  [default: all three]"
@@ -52,6 +60,7 @@ def plot(
     formats: tuple[str, ...],
     style: str,
     title: str,
+    added: tuple[str, ...],
     **flags: Any,
 ) -> int:
     """Draw the figures of the study in RESULTS (of several the newest; default: results/).
@@ -62,10 +71,16 @@ def plot(
     \b
     scalebench plot --style ieee --figure time-reduction --panel allreduce
     scalebench plot results/mine --style slides --strategy epoch_average --workers 8..64 --title none
+    scalebench plot results/mine --figure strong-scaling --add results/other:'other lr' --add published.csv:'Lee 2020'
     """
     selection = selection_of(flags)
     request = PlotRequest(
-        figures, formats or FORMATS, choose_style(style, titles=title == "panels", **flags), selection, panels
+        figures,
+        formats or FORMATS,
+        choose_style(style, titles=title == "panels", **flags),
+        selection,
+        panels,
+        tuple(parse_added(text) for text in added),
     )
     jobs = min(_MOST_JOBS, len(os.sched_getaffinity(0)))
     folder = completed_study(results)

@@ -14,7 +14,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from scalebench import __version__
 from scalebench.errors import ResultsError, UsageError, nearest, writing
-from scalebench.figures.base import FIGURES, EmptyFigureError, Figure, default_figures
+from scalebench.figures.added import Added
+from scalebench.figures.base import FIGURES, EmptyFigureError, Figure, default_figures, figure_names
 from scalebench.figures.caption_files import write_caption
 from scalebench.figures.selection import EVERYTHING, Selection
 from scalebench.figures.style import REPORT, Style
@@ -55,6 +56,7 @@ class PlotRequest:
     style: Style = REPORT
     selection: Selection = EVERYTHING
     panels: tuple[str, ...] = ()
+    added: tuple[Added, ...] = ()
 
     def figures(self) -> list[str]:
         """Return the named figures, else the `default_figures`, of these the ones with the wanted panels.
@@ -63,6 +65,8 @@ class PlotRequest:
             UsageError: an unknown figure, or no figure has such a panel.
         """
         found = [FIGURES.find(name) for name in self.names or default_figures()]
+        if self.added:
+            found = [kind for kind in found if self._takes_added(kind)]
         kept = [kind for kind in found if all(self._has(kind, panel) for panel in self.panels)]
         if not kept:
             known = [name for kind in found for name in kind.panels]
@@ -73,6 +77,12 @@ class PlotRequest:
     def panels_of(self, kind: type[Figure] | Figure) -> list[str]:
         """Return the names of the wanted panels, which may be given by their letters."""
         return [kind.panels[ord(name) - ord("a")] if len(name) == 1 else name for name in self.panels]
+
+    def _takes_added(self, kind: type[Figure]) -> bool:
+        if self.names and not kind.takes_added:
+            able = [name for name in figure_names() if FIGURES.find(name).takes_added]
+            raise UsageError(f"--add: {kind.name} shows one study; added curves are drawn in {', '.join(able)}")
+        return kind.takes_added
 
     def _has(self, kind: type[Figure], panel: str) -> bool:
         return panel in kind.panels or (len(panel) == 1 and panel in ascii_lowercase[: len(kind.panels)])
@@ -165,6 +175,7 @@ def _write(kind: Figure, results: Results, stem: Path, request: PlotRequest) -> 
     """Write pictures, caption and, as the last file, the drawn data."""
     pictures = [stem.with_suffix(f".{suffix}") for suffix in request.formats]
     with drawing(pictures, kind.name, request.style, request.selection, request.panels_of(kind)) as canvas:
+        canvas.added = request.added
         kind.draw(results, canvas)
     captions = canvas.captions()
     files = [of_page(file, page) for page in range(len(captions)) for file in pictures]

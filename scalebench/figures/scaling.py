@@ -9,6 +9,7 @@ from matplotlib.lines import Line2D
 
 from scalebench.analysis import Results, cells, ratios
 from scalebench.analysis.grouping import CELL
+from scalebench.figures.added import EXECUTION, with_added
 from scalebench.figures.base import FIGURES, EmptyFigureError, Figure
 from scalebench.figures.drawing.canvas import Canvas
 from scalebench.figures.drawing.caption import over_seeds, with_interval
@@ -30,6 +31,7 @@ class StrongScaling(Figure):
     name = "strong-scaling"
     summary = "training time (log-log, with the ideal line), efficiency and test metric against workers"
     panels = tuple(_QUANTITIES)
+    takes_added = True
     weak: ClassVar[bool] = False
 
     def absent(self, results: Results) -> str:
@@ -38,9 +40,8 @@ class StrongScaling(Figure):
         return super().absent(results) or ("" if scales_so else f"the study scales {other}ly; see {other}-scaling")
 
     def draw(self, results: Results, canvas: Canvas) -> None:
-        table = cells(results)
-        scaling = ratios(results).query("baseline == 'serial'")
-        table = table.merge(scaling[[*CELL, "efficiency", "efficiency_low", "efficiency_high"]], on=CELL, how="left")
+        table = with_added(_with_efficiency(results), canvas.added, _with_efficiency)
+        self._fill_efficiency(table)
         table, look, groups = canvas.series_of(table, of=results)
         names = [name for name in canvas.wanted(self.panels) if table[_QUANTITIES[name][0]].notna().any()]
         if not names:
@@ -67,6 +68,14 @@ class StrongScaling(Figure):
             *(sentences[name] for name in names),
             method=("Points at one worker count are set apart sideways to be seen.",),
         )
+
+    def _fill_efficiency(self, table: pd.DataFrame) -> None:
+        """Add the efficiency of curves from files that have times, the one of a single worker among them."""
+        for _, own in table[(table["execution"] == EXECUTION) & table["efficiency"].isna()].groupby("label"):
+            alone = own.loc[own["workers"] == 1, "train_s"]
+            if len(alone):
+                ideal = alone.iloc[0] / (1 if self.weak else own["workers"])
+                table.loc[own.index, "efficiency"] = ideal / own["train_s"]
 
     def _draw_panel(
         self, panel: Panel, name: str, own: pd.DataFrame, table: pd.DataFrame, look: dict[str, Look], group: str
@@ -103,5 +112,13 @@ class WeakScaling(StrongScaling):
     weak = True
 
 
+def _with_efficiency(results: Results) -> pd.DataFrame:
+    """Return the cells of a study with their efficiency against serial."""
+    scaling = ratios(results).query("baseline == 'serial'")
+    kept = scaling[[*CELL, "efficiency", "efficiency_low", "efficiency_high"]]
+    return cells(results).merge(kept, on=CELL, how="left")
+
+
 def _serial(table: pd.DataFrame) -> pd.Series[bool]:
-    return (table["strategy"] == "serial") & (table["workers"] == 1)
+    """Mark the base of ideal lines; an added study has another label."""
+    return (table["label"] == "serial") & (table["workers"] == 1)

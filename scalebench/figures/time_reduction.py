@@ -9,6 +9,7 @@ import pandas as pd
 from scalebench.analysis import Results, ratios
 from scalebench.analysis.grouping import PER_BATCH
 from scalebench.analysis.pairing import NO_BASELINE
+from scalebench.figures.added import with_added
 from scalebench.figures.base import FIGURES, EmptyFigureError, Figure
 from scalebench.figures.drawing.canvas import Canvas
 from scalebench.figures.drawing.panel import Panel, share_y
@@ -23,6 +24,7 @@ _SHARED_FROM = -100.0  # per cent; a panel that reaches further down has an axis
 class TimeReduction(Figure):
     name = "time-reduction"
     panels = BASELINES
+    takes_added = True
     summary = "signed time saved at the same worker count, against allreduce and each other per-batch baseline that ran"
 
     def absent(self, results: Results) -> str:
@@ -33,7 +35,8 @@ class TimeReduction(Figure):
         return "" if known.any() else no_reduction(compared)
 
     def draw(self, results: Results, canvas: Canvas) -> None:
-        compared, look, groups = canvas.series_of(of_others(ratios(results)), _MOST_SERIES, results)
+        table = with_added(_reductions(results), [one for one in canvas.added if one.is_study], _reductions)
+        compared, look, groups = canvas.series_of(table, _MOST_SERIES, results)
         known = compared[compared["reduction"].notna()]
         names = [name for name in canvas.wanted(BASELINES) if (known["baseline"] == name).any()]
         if not names:
@@ -54,6 +57,10 @@ class TimeReduction(Figure):
                 "per-batch one on the same engine.",
             ),
         )
+
+
+def _reductions(results: Results) -> pd.DataFrame:
+    return of_others(ratios(results))
 
 
 def of_others(compared: pd.DataFrame) -> pd.DataFrame:

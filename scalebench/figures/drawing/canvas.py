@@ -19,6 +19,7 @@ from matplotlib.layout_engine import ConstrainedLayoutEngine
 from matplotlib.lines import Line2D
 
 from scalebench.analysis import Results
+from scalebench.figures.added import EXECUTION, Added
 from scalebench.figures.drawing import caption
 from scalebench.figures.drawing.names import short_names, width, wrapped
 from scalebench.figures.drawing.panel import Panel, lettered, share_y
@@ -83,6 +84,7 @@ class Canvas:
         self.chosen = tuple(chosen)
         self.panels: list[Panel] = []
         self.shown: list[Panel] = []  # without the spare ones of a grid
+        self.added: Sequence[Added] = ()  # studies and curves beside that of the figure
         self.names: dict[str, str] = {}  # of series, as titles and legends have them
         self._caption: list[str] = []
         self._method: list[str] = []
@@ -103,6 +105,8 @@ class Canvas:
         if of is not None:
             everything += list(name_series(of.completed)["series"])
         look, shown = looks(everything), self.selection.of(named)
+        if self.added:
+            shown = named.loc[shown.index.union(named.index[named["execution"] == EXECUTION])]
         self.names = short_names(look)
         return shown, look, grouped([name for name in look if name in set(shown["series"])], most)
 
@@ -241,6 +245,7 @@ class Canvas:
         self.say(
             caption.describe_label(results),
             caption.describe_executions(results, drawn, bars=bars),
+            *(caption.describe_added(one, bars=bars) for one in self.added),
             *sentences,
             caption.describe_marks(drawn),
             "Pale grey: the series of the other panels." if context else "",

@@ -25,6 +25,7 @@ from scalebench.cluster.load import load_cluster
 from scalebench.cluster.network import allreduce_name
 from scalebench.cluster.spec import Cluster
 from scalebench.errors import ClusterError
+from scalebench.figures.added import Added
 from scalebench.formatting import counted, digits, seconds
 from scalebench.study.jitter import STATED
 from scalebench.study.spec import SIMULATED
@@ -39,6 +40,14 @@ def describe_label(results: Results) -> str:
         return label if label.endswith(".") else f"{label}."
     last = results.completed.iloc[-1]
     return f"{last['model']} on {last['dataset']}."
+
+
+def describe_added(added: Added, *, bars: bool = True) -> str:
+    """Return what was run in an added study, or the file of an added curve."""
+    if not added.is_study:
+        return f"{added.label}: from {added.path.name}."
+    own = added.results()
+    return f"In {added.label}: {describe_label(own)} {describe_executions(own, bars=bars)}"
 
 
 def describe_study(results: Results, drawn: pd.DataFrame | None = None) -> str:

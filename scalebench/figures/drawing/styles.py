@@ -19,6 +19,7 @@ from matplotlib.path import Path
 
 from scalebench.analysis.grouping import PER_BATCH, strategy_rank
 from scalebench.analysis.native_check import PREFERRED_ENGINES
+from scalebench.figures.added import EXECUTION
 from scalebench.figures.drawing.names import family
 
 # The colours of a family (a strategy with all its options): its own one, then shades of it for further options. The
@@ -73,13 +74,20 @@ NEUTRAL = "#444444"
 
 Handle = Artist | tuple[Artist, ...]  # of a legend; several are drawn over one another
 FillStyle = Literal["full", "left", "none"]
-FILLS: dict[str, FillStyle] = {"native": "full", "paced": "left", "virtual": "none", "modelled": "none"}
-LINES = {"modelled": "--"}
+FILLS: dict[str, FillStyle] = {
+    "native": "full",
+    "paced": "left",
+    "virtual": "none",
+    "modelled": "none",
+    EXECUTION: "full",
+}
+LINES = {"modelled": "--", EXECUTION: "-."}
 EXECUTION_WORDS = {
     "native": "native (measured)",
     "paced": "paced (measured communication)",
     "virtual": "virtual (simulated time)",
     "modelled": "modelled (priced, without training)",
+    EXECUTION: "added from a file",
 }
 
 
@@ -179,7 +187,7 @@ def name_series(table: pd.DataFrame) -> pd.DataFrame:
     first = {str(label): min(group, key=PREFERRED_ENGINES.index) for label, group in native.groupby("label")["engine"]}
     return table.assign(
         series=[
-            label if engine in ("virtual", first.get(label)) else f"{label} on {engine}"
+            label if engine in ("virtual", EXECUTION, first.get(label)) else f"{label} on {engine}"
             for label, engine in zip(table["label"].astype(str), table["engine"].astype(str), strict=True)
         ]
     )
