@@ -127,7 +127,8 @@ def _label_fronts(panel: Panel, table: pd.DataFrame, cost: str) -> None:
             right, up = to_axes.transform((x, y))
             for across, along in _CORNERS:
                 at = right + 1.1 * across * wide, up + 1.1 * along * high
-                if all(abs(at[0] - u) > 0.8 * wide or abs(at[1] - v) > 0.8 * high for u, v in taken):
+                inside = 0 <= at[0] <= 1 and 0 <= at[1] <= 1
+                if inside and all(abs(at[0] - u) > 0.8 * wide or abs(at[1] - v) > 0.8 * high for u, v in taken):
                     taken.append(at)
                     style: dict[str, Any] = {"ha": "center", "va": "center", "fontsize": small, "color": NEUTRAL}
                     panel.ax.text(*at, f"{workers}", transform=panel.ax.transAxes, **style)
