@@ -30,7 +30,7 @@ def test_points_law_and_unreached_batches_are_drawn(study):  # noqa: F811
     assert critical["series"].tolist() == ["allreduce"]
     assert critical["y"].item() == pytest.approx(64, rel=0.05)
     said = canvas.caption()
-    assert "It is, in samples: allreduce (virtual) 6" in said
+    assert "Critical batch, in samples: allreduce (virtual) 6" in said
     assert "Triangles at the top" in said
 
 

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import pandas as pd
 from matplotlib.legend import Legend
 
 from scalebench.figures.drawing.canvas import Canvas
+from scalebench.figures.drawing.styles import looks
 from scalebench.figures.plotting import house_style
 from scalebench.figures.prediction import OUTSIDE, fill_prediction
 from scalebench.pricing.advice import batch_for, held_at, interval_for
@@ -48,8 +50,28 @@ def test_points_outside_the_inputs_range_are_crossed():
         canvas.finish()
     crossed = canvas.data().dropna(subset=["workers"]).groupby("workers")["oversubscribed"].all()
     assert crossed.to_dict() == {2: False, 16: True}
-    assert OUTSIDE in {text.get_text() for legend in canvas._figure.findobj(Legend) for text in legend.get_texts()}
+    assert OUTSIDE in {
+        text.get_text() for legend in canvas._pages[0].figure.findobj(Legend) for text in legend.get_texts()
+    }
 
 
 def _place(point):
     return str(point.strategy), point.workers
+
+
+def test_equal_lines_are_drawn_apart_with_their_crosses():
+    frame = pd.DataFrame(
+        [
+            {"execution": "modelled", "engine": "virtual", "series": name, "workers": workers, "interval": 8.0}
+            for name in ("allreduce", "ddp")
+            for workers in (2, 4)
+        ]
+    ).assign(oversubscribed=True)
+    with house_style():
+        [[panel]] = Canvas("prediction").grids((1, 1, 2.0))
+        panel.title("interval")
+        panel.curve(frame, "interval", looks(["allreduce", "ddp"]), shift=False, apart=True)
+    heights = [line.get_transform().transform((2, 8.0))[1] for line in panel.ax.lines]
+    assert len(heights) == 4
+    assert heights[0] == heights[1] < heights[2] == heights[3]
+    assert set(panel.data()["y"]) == {8.0}

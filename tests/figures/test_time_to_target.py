@@ -7,7 +7,7 @@ import math
 import pytest
 
 from scalebench.errors import ResultsError
-from scalebench.figures.base import FIGURES
+from scalebench.figures.base import FIGURES, EmptyFigureError
 from scalebench.figures.drawing.canvas import Canvas
 from scalebench.figures.plotting import house_style, plot
 from scalebench.figures.style import choose_style
@@ -60,9 +60,18 @@ def test_chosen_panel_is_drawn_alone(study):  # noqa: F811
     assert len(drawn(study(rows=ROWS), chosen=["epochs"]).panels) == 1
 
 
-def test_study_that_never_reaches_its_target_is_drawn(study):  # noqa: F811
-    canvas = drawn(study(rows=cell("serial", 1, (None, None)) + cell("epoch_average", 2, (None, None))))
-    assert set(canvas.data()["quantity"].dropna()) == {"place_of_unreached"}
+def test_study_that_never_reaches_its_target_has_no_empty_panels(study):  # noqa: F811
+    rows = cell("serial", 1, (None, None)) + cell("epoch_average", 2, (None, None))
+    with pytest.raises(EmptyFigureError, match="no run of the selection reached accuracy"):
+        drawn(study(rows=rows))
+
+
+def test_group_that_never_reaches_its_target_has_no_panel_but_a_sentence(study):  # noqa: F811
+    reached = [row for name in ("serial", "allreduce", "horovod", "ddp") for row in cell(name, 1, (1.0, 1.1))]
+    never = [row for name in ("asp", "bsp", "ssp") for row in cell(name, 1, (None, None))]
+    canvas = drawn(study(rows=reached + never))
+    assert not any("asp" in panel.name for panel in canvas.shown)
+    assert "Not within 6 epochs at any worker count: asp, bsp, ssp." in canvas.caption()
 
 
 def test_study_without_a_target_has_no_such_figure(study, tmp_path):  # noqa: F811

@@ -110,7 +110,7 @@ class Panel:
                 points += list(zip(at, y, strict=True))[first:]
             style = look.line(str(execution)) | ({} if connect else {"linestyle": ""})
             order = 4 if execution == "native" else 3
-            if apart:
+            if apart:  # in points, so that distances are the same on all axes
                 rank = list(looks).index(str(name)) - (len(looks) - 1) / 2
                 figure = self.ax.get_figure(root=True)
                 assert figure is not None
@@ -123,7 +123,10 @@ class Panel:
             self.series.add(str(name))
             for mark, places in marked.items():
                 hit = np.flatnonzero(group[mark].fillna(False).to_numpy(dtype=bool))[-1 if sparse else 0 :]
-                places += list(zip(at[hit], y[hit], strict=True))
+                if apart:
+                    self.ax.plot(at[hit], y[hit], **MARKS[mark](), transform=style["transform"], zorder=5)
+                else:
+                    places += list(zip(at[hit], y[hit], strict=True))
         self._keep_curves(frame[frame[quantity].notna()], quantity, x, (low, high), scale)
         self.intervals(bars, colors, points)
         for mark, places in marked.items():

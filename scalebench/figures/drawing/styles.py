@@ -64,7 +64,7 @@ TASKS = {
     "communication": "#EE6677",
     "waiting": "#66CCEE",
     "data": "#CCBB44",
-    "other": "#AA7744",
+    "other": "#D9B48F",
 }
 TASK_PATTERNS = {"communication": "/////", "waiting": ".....", "data": "xxxxx", "other": ""}
 SERVING = "#AA3377"
