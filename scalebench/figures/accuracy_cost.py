@@ -15,6 +15,7 @@ from scalebench.analysis.loading import is_representative
 from scalebench.figures.base import FIGURES, EmptyFigureError, Figure
 from scalebench.figures.drawing.canvas import Canvas
 from scalebench.figures.drawing.caption import over_seeds, with_interval
+from scalebench.figures.drawing.names import group_name
 from scalebench.figures.drawing.panel import Panel, share_y
 from scalebench.figures.drawing.styles import NEUTRAL, Look, name_series
 
@@ -54,7 +55,8 @@ class AccuracyCost(Figure):
         for panel, (execution, group), name in drawn:
             own = table[(table["execution"] == execution) & table["series"].isin(group)]
             fronts = of_engines[of_engines["execution"] == execution]
-            panel.title(f"{name}, {execution}" if len(executions) > 1 else name, name=f"{name}, {execution}")
+            of = f"{name}, {execution}" if len(executions) > 1 else name
+            panel.title(f"{of}: {group_name(group)}" if len(groups) > 1 else of, name=f"{name}, {execution}")
             _draw_fronts(panel, fronts, COSTS[name])
             _draw_cells(panel, own.assign(interval=over_seeds(own)), COSTS[name], look)
             panel.ax.margins(x=0.08, y=0.14)  # room for the labels of the front
@@ -122,7 +124,8 @@ def _label_fronts(panel: Panel, table: pd.DataFrame, cost: str) -> None:
     wide, high = 1.4 * small / (0.7 * 72 * panel.width_in), 1.2 * small / (0.7 * 72 * _HEIGHT_IN * panel.style.height)
     points = to_axes.transform(table[[cost, "metric"]].dropna().to_numpy(dtype=float))
     taken = [(float(right), float(up)) for right, up in points if math.isfinite(right) and math.isfinite(up)]
-    for _, front in _fronts(table, cost):
+    for _, points_of in _fronts(table, cost):
+        front = points_of.drop_duplicates(["workers", "metric"])  # several strategies at one count and metric
         for x, y, workers in zip(front[cost], front["metric"], front["workers"], strict=True):
             right, up = to_axes.transform((x, y))
             for across, along in _CORNERS:

@@ -62,7 +62,7 @@ class Tuning(Figure):
             panel.ax.set_xlim(0.5, trials + 0.5)  # also where the first trials did not reach the target
             panel.ax.set_yscale("log" if by_time else "linear")
             low, high = panel.ax.get_ylim()  # room for the marks at the ends, in panels that share the axis
-            panel.ax.set_ylim(*((low / 1.15, high * 1.15) if by_time else (low, high)))
+            panel.ax.set_ylim(*((low / 1.25, high * 1.25) if by_time else (low, high)))
         share_y(panels[: len(counts)])
         for panel in panels[: len(counts)]:
             if by_time:

@@ -238,3 +238,10 @@ def test_label_of_a_study_names_model_and_data(tmp_path):
     (tmp_path / "mine/study.yaml").write_text("name: mine\nlabel: A perceptron on digits\n")
     canvas, _ = draw(load(tmp_path / "mine"), "strong-scaling", choose_style("report"))
     assert canvas.caption().partition("accuracy. ")[2].startswith("A perceptron on digits. Virtual on")
+
+
+def test_plot_says_that_panels_are_on_further_pages(eight, tmp_path, invoke):
+    flags = ("--figure", "strong-scaling", "--style", "ieee", "--format", "svg", "--caption", "none")
+    said = invoke("plot", str(eight.folder), *flags, "--output", str(tmp_path))
+    assert "strong-scaling is taller than a page: its further panels are in strong-scaling-" in said
+    assert "--columns 2 takes fewer" in said
