@@ -7,11 +7,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-import pandas as pd
-
 from scalebench.errors import UsageError
 
 if TYPE_CHECKING:
+    import pandas as pd
+
     from scalebench.analysis import Results
 
 EXECUTION = "added"  # of the rows of a file, whose times are of an unknown kind
@@ -59,6 +59,8 @@ class Added:
         Raises:
             UsageError: the file cannot be read, or lacks a column of numbers.
         """
+        import pandas as pd
+
         try:
             table = pd.read_csv(self.path)
         except (OSError, ValueError) as error:
@@ -109,6 +111,8 @@ def with_added(table: pd.DataFrame, added: Sequence[Added], compute: Callable[[R
         UsageError: an added study has another metric or scaling mode, or a file is not as expected.
         ResultsError: an added folder holds no records.
     """
+    import pandas as pd
+
     tables = [table]
     for one in added:
         if not one.is_study:
