@@ -16,14 +16,17 @@ from scalebench.study.spec import Component
 
 if TYPE_CHECKING:
     from scalebench.cluster.device import Device
+    from scalebench.cluster.spec import Cluster
     from scalebench.pricing.calibration_file import Calibration
     from scalebench.pricing.devices import Roofline, TimeModel
     from scalebench.pricing.platform import Platform
     from scalebench.pricing.prediction import Predictor, Workload
 
+_JITTER = 0.03  # of published base rows five had 0.3 to 3.5 %
 _SAMPLES = 1_281_167  # ImageNet's training images
 _COUNT = click.IntRange(min=1)
 POSITIVE = Number(min=0, min_open=True)
+_DTYPES = click.Choice([*DTYPE.choices, "tf32", "bf16-mixed"])
 _SHARE, _SECONDS = Number(min=0, max=10), Number(min=0, max=1e9)
 
 platform_options = all_of(  # of model, workload and platform; read with `predictor_of`
@@ -41,14 +44,21 @@ platform_options = all_of(  # of model, workload and platform; read with `predic
     click.option(
         "--device",
         metavar="NAME|FILE",
-        help="Roofline of this device, or a file of `calibrate --kernels`, in place of --step-time.",
+        help="In place of --step-time: a published step time of this device, else its roofline; or a file of "
+        "`calibrate --kernels`.",
     ),
+    click.option("--roofline", is_flag=True, help="The device's roofline, also where a step time is published."),
     click.option(
         "--measured-on",
         metavar="NAME|FILE",
         help="Device of --step-time or --calibration, which is then scaled to --device by their rooflines.",
     ),
-    click.option("--dtype", type=DTYPE, help="Of parameters, gradients and products.  [default: float32]"),
+    click.option(
+        "--dtype",
+        type=_DTYPES,
+        help="Of parameters, gradients and products; tf32 and bf16-mixed: of products, beside float32.  "
+        "[default: float32]",
+    ),
     click.option(
         "--batch", type=_COUNT, metavar="N", help="Samples of a worker's batch.  [default: 64, or the largest measured]"
     ),
@@ -59,7 +69,12 @@ platform_options = all_of(  # of model, workload and platform; read with `predic
     click.option("--collective", default="auto", show_default=True, help="Allreduce: ring, tree, nccl, ..."),
     click.option("--input-rate", type=POSITIVE, metavar="SAMPLES/S", help="Input pipeline of a worker."),
     click.option("--epoch-overhead", type=_SECONDS, default=0.0, metavar="SECONDS", help="Fixed, of each epoch."),
-    click.option("--jitter", type=_SHARE, default=0.0, metavar="SHARE", help="Spread of a step's compute, as 0.05."),
+    click.option(
+        "--jitter",
+        type=_SHARE,
+        metavar="SHARE",
+        help="Spread of a step's compute; 0: none.  [default: the cluster's, or 0.03]",
+    ),
     click.option("--memory", type=POSITIVE, metavar="GIB", help="Memory of a worker.  [default: the device's]"),
 )
 
@@ -104,13 +119,14 @@ def _workload(model: str, flags: dict[str, Any], measured: Calibration | None) -
     from scalebench.models.layer_counting import count_model
     from scalebench.models.layer_files import load_layers
     from scalebench.models.registry import build_model
-    from scalebench.pricing.prediction import SGD, Workload
+    from scalebench.pricing.prediction import PRECISIONS, SGD, Workload
 
     if flags["batch"] is not None and flags["batch_global"] is not None:
         raise UsageError("give --batch or --batch-global, not both")
     largest = max(batch.samples for batch in measured.tables[0].batches) if measured else 64
     batch = flags["batch_global"] or flags["batch"] or largest
-    dtype = measured.measured.dtype if measured and measured.measured else flags["dtype"] or "float32"
+    asked = measured.measured.dtype if measured and measured.measured else flags["dtype"] or "float32"
+    dtype, products = PRECISIONS.get(asked, (asked, ""))
     epochs, in_all = flags["epochs"], flags["batch_global"] is not None
     if measured is not None and (own := measured.trained) is not None:
         built = build_model(own.model, own.input_shape, own.outputs, own.task, getattr(torch, dtype), 0).to("meta")
@@ -124,7 +140,8 @@ def _workload(model: str, flags: dict[str, Any], measured: Calibration | None) -
         raise UsageError(f"--input: expected sizes such as 3x224x224, got {shape!r}")
     layers = load_layers(flags["layers"] or model, tuple(map(int, shape.split("x"))) if shape else ())
     optimizer = Component.model_validate(flags["optimizer"]) if flags["optimizer"] else SGD
-    return Workload(layers, flags["samples"] or _SAMPLES, epochs, batch, in_all, optimizer, dtype)
+    samples = flags["samples"] or _SAMPLES
+    return Workload(layers, samples, epochs, batch, in_all, optimizer, dtype, products=products)
 
 
 def _platform(workload: Workload, flags: dict[str, Any], measured: Calibration | None) -> Platform:
@@ -136,6 +153,7 @@ def _platform(workload: Workload, flags: dict[str, Any], measured: Calibration |
     from scalebench.pricing.platform import Platform, faster
 
     cluster = load_cluster(flags["cluster"] or "this-machine")
+    jitter, jitter_range, jitter_source = _jitter(flags["jitter"], cluster, measured)
     if measured is not None:
         require_measured_cluster(Path(flags["calibration"]), cluster)
     device = _device(workload, flags, measured)
@@ -152,14 +170,37 @@ def _platform(workload: Workload, flags: dict[str, Any], measured: Calibration |
         collective=flags["collective"],
         input_s=1 / flags["input_rate"] if flags["input_rate"] else 0.0,
         epoch_s=flags["epoch_overhead"],
-        jitter=flags["jitter"],
+        jitter=jitter,
+        jitter_range=jitter_range,
+        jitter_source=jitter_source,
         stated_gib=flags["memory"],
     )
+
+
+def _jitter(
+    asked: float | None, cluster: Cluster, measured: Calibration | None
+) -> tuple[float, tuple[float, float] | None, str]:
+    """Return the spread of a step's compute, its interval where it is assumed, and where it is from."""
+    from statistics import pstdev
+
+    from scalebench.pricing.uncertainty import JITTER
+    from scalebench.study.jitter import STATED
+
+    if asked is not None:
+        return asked, None, "--jitter"
+    if cluster.uneven.jitter == "none":
+        return 0.0, None, f"of the cluster file {cluster.name}"
+    if cluster.uneven.jitter in STATED:
+        return cluster.uneven.jitter_sigma, None, f"of the cluster file {cluster.name}"
+    if measured is not None and (drawn := measured.tables[0].jitter):
+        return pstdev(drawn), None, "of the calibration"
+    return _JITTER, JITTER, "assumed"
 
 
 def _device(workload: Workload, flags: dict[str, Any], measured: Calibration | None) -> TimeModel:
     """Return what gives the times of a step: a calibration, a stated time, one of them scaled, or a device."""
     from scalebench.pricing.devices import Measured, Scaled, Stated
+    from scalebench.pricing.published_steps import published_step
 
     base: TimeModel | None = None
     if measured is not None:
@@ -179,7 +220,10 @@ def _device(workload: Workload, flags: dict[str, Any], measured: Calibration | N
     if base is not None:
         return base
     if Path(flags["device"]).suffix != ".json":
-        return _roofline(flags["device"], workload)
+        roofline = _roofline(flags["device"], workload)
+        if flags["roofline"] or flags["layers"] is not None:
+            return roofline
+        return published_step(workload.layers.name, roofline.device, workload.precision) or roofline
     from scalebench.pricing.kernel_model import Learned, load_kernel_model
 
     kernels = load_kernel_model(Path(flags["device"]))
@@ -192,7 +236,8 @@ def _roofline(device: str | Device, workload: Workload) -> Roofline:
     from scalebench.pricing.prediction import optimizer_states
 
     found = load_device(device) if isinstance(device, str) else device
-    return Roofline(found, workload.dtype, optimizer_states(workload.optimizer))
+    states = optimizer_states(workload.optimizer)
+    return Roofline(found, workload.products or workload.dtype, states, stored=workload.dtype)
 
 
 def parse_strategy(text: str) -> Component:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import math
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
     from scalebench.pricing.prediction import Predictor
 
 _FEW = 3  # points that a line names
+_NAMED_REST = 0.02  # least share of the time that no component explains, to be named
 
 
 @click.command()
@@ -79,7 +81,8 @@ def predict(
         _write(table, predictor, grid, price, to_target)
     if figure is not None and grid.points:
         _draw(figure, predictor, grid)
-    print_results(_table(predictor, grid, to_target), *_sentences(predictor, grid, budget, price, to_target))
+    first = _answer(predictor, grid, budget, price, to_target)
+    print_results(*first, _table(predictor, grid, to_target), *_sentences(predictor, grid, budget, price, to_target))
     if grid.points and all(point.lacking for point in grid.points):
         return 2
     return 0 if grid.points else 1
@@ -96,6 +99,7 @@ def _draw(path: Path, predictor: Predictor, grid: Grid) -> None:
 
 def _table(predictor: Predictor, grid: Grid, to_target: dict[int, Target]) -> TerminalTable:
     from scalebench.cli.terminal_table import TableColumn, TerminalTable
+    from scalebench.pricing.decision import seconds_span
 
     columns: dict[TableColumn, Callable[[Point, Target | None], str]] = {
         TableColumn("strategy", shared=True): lambda point, _: str(point.strategy),
@@ -104,7 +108,7 @@ def _table(predictor: Predictor, grid: Grid, to_target: dict[int, Target]) -> Te
         ),
         TableColumn("step"): lambda point, _: seconds(point.step_s),
         TableColumn("epoch", spare=5): lambda point, _: seconds(point.epoch_s),
-        TableColumn("training"): lambda point, _: seconds(point.train_s),
+        TableColumn("training"): lambda point, _: seconds_span(point.train_s, point.low_s, point.high_s),
         TableColumn("to target"): lambda point, aim: seconds(aim.epochs * point.epoch_s) if aim else "-",
         TableColumn("speedup", spare=4): lambda point, _: digits(point.speedup),
         TableColumn("efficiency"): lambda point, _: share(point.efficiency),
@@ -126,6 +130,36 @@ def _table(predictor: Predictor, grid: Grid, to_target: dict[int, Target]) -> Te
     return TerminalTable(title, list(shown), rows, notes)
 
 
+def _answer(
+    predictor: Predictor, grid: Grid, budget: float | None, price: float | None, to_target: dict[int, Target]
+) -> list[str]:
+    """Return the answer: times with their intervals, the decision and what it rests on."""
+    from scalebench.pricing import decision
+
+    points = [grid.points[place] for place in aimed(grid, to_target)] if to_target else grid.advised()
+    scale = {id(grid.points[place]): aim.epochs / grid.points[place].epochs for place, aim in to_target.items()}
+    _, each = predictor.platform.hours
+    choice = decision.choose(points, scale, math.inf if budget is None else budget / each)
+    if choice is None:
+        return []
+    said = [decision.answer(points, choice, scale, predictor.platform.device.name)]
+    said += decision.decision(predictor, choice, scale, price)
+    averaging = dict.fromkeys(
+        str(point.strategy) for point in points if not decision.averages_gradients(point.strategy)
+    )
+    if averaging and not to_target:
+        said.append(
+            f"  Epochs are taken as equal: {', '.join(averaging)} may need more for the same accuracy, as they do not "
+            "average gradients in every batch; --epochs-to-target states what was measured."
+        )
+    said.append(f"  {decision.interval_words([choice.point])}")
+    platform = predictor.platform
+    if platform.jitter and max(point.workers for point in points) > 1:
+        out = "; --jitter 0 leaves it out" if platform.jitter_source != "--jitter" else ""
+        said.append(f"  Jitter of a step: {100 * platform.jitter:.2g} % ({platform.jitter_source}{out}).")
+    return said
+
+
 def _sentences(
     predictor: Predictor, grid: Grid, budget: float | None, price: float | None, to_target: dict[int, Target]
 ) -> Iterator[str]:
@@ -139,11 +173,12 @@ def _sentences(
         )
     for strategy in dict.fromkeys(str(point.strategy) for point in grid.points):
         points = [point for point in grid.points if str(point.strategy) == strategy]
-        last, bend = points[-1], advice.knee([point for point in points if point in advised] or points)
+        last, bend = points[-1], advice.knee([point for point in points if not point.marked])
         cost = last.worker_hours * each
         gain = f"half of its time makes the training {max(last.gains.values()):.2f} times as fast"
-        line = f"{strategy}: at {last.workers:,} workers bound by {last.binds} ({gain}); "
-        line += f"knee at {bend.workers:,} (efficiency {100 * bend.efficiency:.0f} %); {digits(cost)} {hour}"
+        line = f"{strategy}: at {last.workers:,} workers bound by {last.binds} ({gain}: {_shares(last)}); "
+        line += f"knee at {bend.workers:,} (efficiency {100 * bend.efficiency:.0f} %); " if bend else ""
+        line += f"{digits(cost)} {hour}"
         yield line + (f", {digits(cost * price)} at {price:g} each" if price else "") + "."
         if last.workers > 1:
             yield from _needs(predictor, last)
@@ -162,6 +197,17 @@ def _sentences(
     if unused := grid.without_effect():
         yield f"Nothing here reacts to {', '.join(unused)}: half of it shortens no training by 0.1 %."
     yield from (f"Not predicted: {refusal}." for refusal in grid.refusals)
+
+
+def _shares(point: Point) -> str:
+    """Return `the time follows compute to 61 % and memory bandwidth to 35 %; the rest, 4 %, several at once`."""
+    found = sorted(point.shares.items(), key=lambda each: -each[1])
+    own = [each for each in found if each[0] != "jitter"]  # a part of compute
+    said = f"the time follows {', '.join(f'{name} to {share(part)}' for name, part in own)}"
+    if jitter := point.shares.get("jitter"):
+        said += f" (of compute, jitter is {share(jitter)})"
+    rest = 1 - sum(part for _, part in own)
+    return f"{said}; the rest, {share(rest)}, to several at once or to none" if rest >= _NAMED_REST else said
 
 
 def _best(grid: Grid, budget: float, unit: tuple[str, float], to_target: dict[int, Target]) -> Iterator[str]:
@@ -188,8 +234,6 @@ def _best(grid: Grid, budget: float, unit: tuple[str, float], to_target: dict[in
 
 
 def _needs(predictor: Predictor, point: Point) -> Iterator[str]:
-    import math
-
     from scalebench.pricing import advice
     from scalebench.pricing.validity import outside
 
@@ -231,7 +275,7 @@ def _row(predictor: Predictor, point: Point, price: float | None, target: Target
         "device": predictor.platform.device.source,
         "model": workload.layers.name,
         "parameters": workload.layers.parameters,
-        "dtype": workload.dtype,
+        "dtype": workload.precision,
         "strategy": point.strategy.name,
         "strategy_options": str(point.strategy),
         "workers": point.workers,
@@ -242,6 +286,9 @@ def _row(predictor: Predictor, point: Point, price: float | None, target: Target
         "epochs": workload.epochs,
         "steps_per_epoch": point.steps,
         **{name: getattr(point, name) for name in ("step_s", "epoch_s", "train_s", "speedup", "efficiency")},
+        "train_s_low": point.low_s,
+        "train_s_high": point.high_s,
+        "interval_by": str(point.known),
         **{name: getattr(point, name) for name in ("compute_s", "data_s", "other_s")},
         "comm_s": point.exposed_s,
         "hidden_comm_s": point.hidden_s,

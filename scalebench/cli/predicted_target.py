@@ -10,11 +10,10 @@ from typing import TYPE_CHECKING, NamedTuple
 from scalebench.cli.options import completed_study
 from scalebench.errors import ResultsError, UsageError
 from scalebench.formatting import digits, seconds
-from scalebench.strategies import registry
 
 if TYPE_CHECKING:
     from scalebench.analysis.epochs_to_target import SeriesLaw
-    from scalebench.pricing.grid import Grid, Point
+    from scalebench.pricing.grid import Grid
 
 _NEAR = 0.01  # the mean batch of an epoch is a little smaller than the one that was asked for
 
@@ -60,6 +59,8 @@ def read_laws(said: str) -> tuple[dict[str, SeriesLaw], str]:
 
 def targets_of(grid: Grid, laws: dict[str, SeriesLaw], source: str) -> dict[int, Target]:
     """Return the epochs to target of the points whose strategy has a law, by their place."""
+    from scalebench.pricing.decision import averages_gradients
+
     found = {}
     for place, point in enumerate(grid.points):
         if (own := laws.get(str(point.strategy), laws.get(""))) is None:
@@ -71,17 +72,11 @@ def targets_of(grid: Grid, laws: dict[str, SeriesLaw], source: str) -> dict[int,
             words += f" ({least:,.0f} to {most:,.0f}), fitted to {source} at global batches of {fitted}"
         near = own.least * (1 - _NEAR) <= batch <= own.most * (1 + _NEAR)
         beyond = "" if near else f"epochs to target fitted to global batches of {fitted}"
-        if str(point.strategy) not in laws and not _averages_gradients(point):
+        if str(point.strategy) not in laws and not averages_gradients(point.strategy):
             beyond = "epochs to target of gradients that are averaged in every batch"
         (low,), (high,) = law.interval(batch)
         found[place] = Target(float(law.epochs(batch)), float(low), float(high), words, beyond)
     return found
-
-
-def _averages_gradients(point: Point) -> bool:
-    """Return True if every step takes the mean over the global batch, so that epochs to target depend on that alone."""
-    strategy = registry.create(point.strategy.name, point.strategy.options, "virtual")
-    return strategy.traits.mean_over_global_batch
 
 
 def aimed(grid: Grid, to_target: dict[int, Target]) -> list[int]:

@@ -29,6 +29,7 @@ COLORS = {
     "memory bandwidth": "#228833",
     "launch overhead": "#66CCEE",
     "engine": "#AA3377",
+    "Horovod cycle": "#882255",
     "input": "#BBBBBB",
     "epoch overhead": "#777777",
     "jitter": "#000000",

@@ -17,6 +17,7 @@ from scalebench.study.spec import Component
 UTILISATIONS = (0.5, 0.75, 0.9, 0.95)
 _FASTEST_LINK = 1e6  # times the cluster's own
 _LONGEST_INTERVAL = 4096
+_LEAST_AT_KNEE = 1 / 3  # efficiency
 _LEAST_GAP = 0.005  # relative difference below which two strategies are alike
 
 
@@ -73,9 +74,14 @@ def _first_where(predictor: Predictor, faster: Component, slower: Component, low
     return high
 
 
-def knee(points: Sequence[Point]) -> Point:
-    """Return the point of the largest efficiency times speedup."""
-    return max(points, key=lambda point: point.efficiency * point.speedup)
+def knee(points: Sequence[Point]) -> Point | None:
+    """Return the point of the largest efficiency times speedup; None where it lies at an end of `points`.
+
+    Nor where its efficiency is below a third: with speedup p / (1 + a p) it is a half at the knee.
+    """
+    best = max(points, key=lambda point: point.efficiency * point.speedup, default=None)
+    inside = best is not None and points[0].workers < best.workers < points[-1].workers
+    return best if inside and best is not None and best.efficiency >= _LEAST_AT_KNEE else None
 
 
 def best_within(points: Sequence[Point], hours: float, seconds_of: Callable[[Point], float]) -> Point | None:

@@ -39,7 +39,10 @@ class GradientTensor:
 
 
 class Costs:
-    """Costs of one run, whose collectives use `engine`; the links of the network may differ from `measured_on`."""
+    """Costs of one run, whose collectives use `engine`; the links of the network may differ from `measured_on`.
+
+    `cycle` multiplies the time between the turns of Horovod's loop.
+    """
 
     def __init__(
         self,
@@ -48,6 +51,7 @@ class Costs:
         engine: str,
         gradients: Sequence[GradientTensor] = (),
         measured_on: Cluster | None = None,
+        cycle: float = 1.0,
     ) -> None:
         fit = fit_engine(engines, engine)
         self._measured_on = network.cluster
@@ -57,7 +61,7 @@ class Costs:
             network = Network(fit.on(network.cluster, measured_on), network.ranks_per_node, collective)
         self.network, self.engines = network, engines
         self.engine = engine
-        self.gradients = list(gradients)
+        self.gradients, self.cycle = list(gradients), cycle
         self._memo: dict[tuple[str, int, Sequence[int], str], float] = {}
 
     # Each cache is made when it is asked for: predictions make tens of thousands of `Costs`, most without messages.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -26,6 +27,7 @@ from scalebench.pricing.step_times import (
 
 Seconds = NDArray[np.float64]
 _LONGEST_STEP_S = 1e9
+_NEAR_BATCH = 1.1  # ratio up to which a batch goes without mention, as the mean one of an epoch is a little smaller
 
 
 class LayerTimes(NamedTuple):
@@ -40,6 +42,43 @@ class LayerTimes(NamedTuple):
     def step_s(self) -> float:
         """Seconds of the whole step."""
         return float(self.forward.sum() + self.backward.sum()) + self.update_s
+
+
+class StepError(NamedTuple):
+    """Seconds of a real step relative to the modelled ones, from `low` to `high`, and what is known to say so."""
+
+    low: float
+    high: float
+    why: str
+
+    def at_batch(self, batch: float, known: Sequence[int]) -> StepError:
+        """Widen the interval for a batch beyond those `known`, whose time was taken as proportional.
+
+        The time of a smaller batch lies between the proportional and the whole one: the interval reaches the middle of
+        both on a log scale; likewise for a larger batch.
+        """
+        least, most = min(known), max(known)
+        if least <= batch <= most:
+            return self
+        smaller, larger = max(1.0, least / batch), max(1.0, batch / most)
+        why = self.why
+        if max(smaller, larger) > _NEAR_BATCH:
+            why += f"; batch {batch:,.0f} taken as proportional to {least if batch < least else most:,}"
+        return StepError(self.low / math.sqrt(larger), self.high * math.sqrt(smaller), why)
+
+    def times(self, other: StepError) -> StepError:
+        """Return the interval of the product of two independent ratios, in quadrature on logs."""
+        low = math.exp(-math.hypot(math.log(self.low), math.log(other.low)))
+        high = math.exp(math.hypot(math.log(self.high), math.log(other.high)))
+        return StepError(low, high, f"{self.why}; {other.why}")
+
+
+# What docs/prediction.md and docs/accuracy.md found, as seconds measured / modelled.
+MEASURED_ERROR = StepError(1 / 1.12, 1.12, "measured steps: 95 % of native runs within 12 %")
+STATED_ERROR = StepError(1.0, 1.0, "the stated step time is taken as exact")
+ROOFLINE_ERROR = StepError(1 / 1.42, 1 / 0.29, "devices reached 29 to 142 % of their roofline")
+SCALED_ERROR = StepError(1 / 1.9, 1.9, "a step scaled by rooflines was up to 1.9 times off")
+LEARNED_ERROR = StepError(1 / 1.07, 1 / 0.64, "steps by learned kernels were 36 % too short to 7 % too long")
 
 
 class TimeModel:
@@ -66,6 +105,15 @@ class TimeModel:
         """Return True if the device is known to be a GPU."""
         return False
 
+    @property
+    def name(self) -> str:
+        """Name of the device, `workers` where it is not known."""
+        return "workers"
+
+    def error(self, batch: float) -> StepError:
+        """Return how far a step of `batch` samples may be off."""
+        raise NotImplementedError
+
     def outside(self, layers: LayerTable, batch: float, busy: int) -> list[str]:
         """Return where a step of `batch` samples beside `busy` workers of the node is outside what is known."""
         return []
@@ -83,6 +131,10 @@ class TimeModel:
         if component != "compute":
             raise UsageError(f"{component}: cannot be changed for times that are {self.source}; give a --device")
         return self._faster(factor)
+
+    def slower(self, factor: float) -> TimeModel:
+        """Return the device whose steps take `factor` times as long, whatever binds them."""
+        return self._faster(1 / factor)
 
     def _faster(self, factor: float) -> TimeModel:
         raise NotImplementedError
@@ -112,6 +164,9 @@ class Stated(TimeModel):
         seconds = self.step_s * batch / self.batch
         forward, backward = _shares(layers)
         return LayerTimes(seconds * FORWARD_SHARE * forward, seconds * BACKWARD_SHARE * backward, 0.0)
+
+    def error(self, batch: float) -> StepError:
+        return STATED_ERROR.at_batch(batch, [self.batch])
 
     def outside(self, layers: LayerTable, batch: float, busy: int) -> list[str]:
         near = 0.5 <= batch / self.batch <= 2
@@ -150,6 +205,9 @@ class Measured(TimeModel):
         """Seconds of laying out a sample for an epoch."""
         return self.tables[0].shuffle_s_per_sample
 
+    def error(self, batch: float) -> StepError:
+        return MEASURED_ERROR.at_batch(batch, self.sizes)
+
     def outside(self, layers: LayerTable, batch: float, busy: int) -> list[str]:
         least, most, found = self.sizes[0], self.sizes[-1], []
         if not least <= batch <= most:
@@ -183,7 +241,8 @@ class Measured(TimeModel):
 class Roofline(TimeModel):
     """Kernel time = max(flops / F, bytes / M) + launch overhead, layer by layer.
 
-    F is the peak in `dtype`, M the memory bandwidth. A kernel reads its inputs and weights and writes its activations.
+    F is the peak in `dtype`, M the memory bandwidth; parameters, gradients and the optimizer's vectors are `stored` in
+    another one with mixed precision. A kernel reads its inputs and weights and writes its activations.
     The backward pass has a kernel for the gradient of the inputs and one for that of the weights, each with the flops
     and bytes of the forward one, and writes the gradients of all parameters; layers without weights have the first
     only. The update reads parameters, gradients and `optimizer_states`, and writes all but the gradients, in one
@@ -194,6 +253,7 @@ class Roofline(TimeModel):
     device: Device
     dtype: str = "float32"
     optimizer_states: int = 1
+    stored: str = ""
     components = ("compute", "memory bandwidth", "launch overhead")
 
     def __post_init__(self) -> None:
@@ -208,20 +268,34 @@ class Roofline(TimeModel):
         return self.device.kind == "gpu"
 
     @property
+    def name(self) -> str:
+        return self.device.name
+
+    @property
     def source(self) -> str:
-        return f"roofline of {self.device.name} in {self.dtype}"
+        kept = f" with {self.stored} parameters" if self.stored not in ("", self.dtype) else ""
+        return f"roofline of {self.device.name} in {self.dtype}{kept}"
+
+    def error(self, batch: float) -> StepError:
+        return ROOFLINE_ERROR
+
+    def slower(self, factor: float) -> Roofline:
+        slow = self
+        for component in ("compute", "memory bandwidth"):
+            slow = slow.changed(component, 1 / factor)
+        return slow.changed("launch overhead", factor)
 
     def times(self, layers: LayerTable, batch: int) -> LayerTimes:
-        element = ELEMENT_BYTES[self.dtype]
+        element, stored = ELEMENT_BYTES[self.dtype], ELEMENT_BYTES[self.stored or self.dtype]
         flops = batch * layers.column("flops")
         moved = batch * (layers.column("inputs") + layers.column("activations"))
         weights = layers.column("weights")
         forward = self.kernels(flops, element * (moved + weights))
         forward[moved == 0] = 0.0  # parameters without use
         products = np.where(weights > 0, layers.backward_products, np.minimum(layers.backward_products, 1))
-        written = element * layers.column("parameters") / self.device.memory_bandwidth_bytes_per_s
+        written = stored * layers.column("parameters") / self.device.memory_bandwidth_bytes_per_s
         numbers = (3 + 2 * self.optimizer_states) * layers.parameters
-        update = self.kernels(np.zeros(1), np.array([element * numbers]))
+        update = self.kernels(np.zeros(1), np.array([stored * numbers]))
         return LayerTimes(forward, products * forward + written, float(update[0]))
 
     def kernels(self, flops: Seconds, nbytes: Seconds) -> Seconds:
@@ -258,6 +332,16 @@ class Scaled(TimeModel):
     @property
     def gpu(self) -> bool:
         return self.there.gpu
+
+    @property
+    def name(self) -> str:
+        return self.there.name
+
+    def error(self, batch: float) -> StepError:
+        return SCALED_ERROR.times(self.base.error(batch))
+
+    def slower(self, factor: float) -> Scaled:
+        return replace(self, base=self.base.slower(factor))
 
     def outside(self, layers: LayerTable, batch: float, busy: int) -> list[str]:
         return self.base.outside(layers, batch, busy)

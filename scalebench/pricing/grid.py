@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from scalebench.errors import UsageError
 from scalebench.pricing.overlap import hidden_s
 from scalebench.pricing.prediction import SERIAL, Case, Predictor
+from scalebench.pricing.uncertainty import Uncertainty, cases_at_ends, interval, seconds_at_ends, uncertainty_of
 from scalebench.pricing.validity import lacking, memory_of, outside
 from scalebench.study.spec import Component
 
@@ -19,6 +20,7 @@ _REACTS = 1.001  # least factor by which half of a component's time shortens the
 class Point:
     """Prediction of one training.
 
+    `ends_s` are its seconds at each of `uncertainty.ENDS`, and `low_s` and `high_s` the interval of `train_s`.
     `gains` are the factors by which the training becomes shorter with half the time of each component; `outside` says
     where the point lies outside what its inputs are known to hold for, `lacking` which memory it has too little of.
     """
@@ -41,8 +43,20 @@ class Point:
     memory_bytes: int
     gains: dict[str, float]
     queued: bool
+    known: Uncertainty
+    ends_s: tuple[float, ...]
     lacking: str = ""
     outside: tuple[str, ...] = ()
+
+    @property
+    def low_s(self) -> float:
+        """Least seconds of the training."""
+        return interval(self.train_s, self.ends_s, self.known.margin)[0]
+
+    @property
+    def high_s(self) -> float:
+        """Most seconds of the training."""
+        return interval(self.train_s, self.ends_s, self.known.margin)[1]
 
     @property
     def marked(self) -> bool:
@@ -66,6 +80,14 @@ class Point:
     @property
     def worker_hours(self) -> float:
         return self.workers * self.train_s / 3600
+
+    @property
+    def shares(self) -> dict[str, float]:
+        """Return the share of the time that follows each component: twice what half of its time takes off.
+
+        They add up to less than 1 where a part hides behind another one, and shortening one of them does not help.
+        """
+        return {name: 2 * (1 - 1 / gain) for name, gain in self.gains.items() if gain >= _REACTS}
 
     @property
     def binds(self) -> str:
@@ -118,10 +140,14 @@ def _point(predictor: Predictor, strategy: Component, workers: int, alone: float
     platform, workload = predictor.platform, predictor.workload
     steps, batch = workload.batches(workers)
     cases = [Case(platform, workload.batch)]
-    cases += [Case(platform.improved(name), workload.batch) for name in platform.components]
+    components = predictor.components(strategy, platform)
+    cases += [Case(platform.improved(name), workload.batch) for name in components]
+    known = uncertainty_of(predictor, strategy, workers)
+    cases += cases_at_ends(predictor, known, workload.batch)
     times = predictor.times(strategy, workers, cases)
     train_s = float(times.time[0])
-    gains = dict(zip(platform.components, (train_s / times.time[1:]).tolist(), strict=True))
+    first_end = 1 + len(components)
+    gains = dict(zip(components, (train_s / times.time[1:first_end]).tolist(), strict=True))
     return Point(
         strategy=strategy,
         workers=workers,
@@ -141,6 +167,8 @@ def _point(predictor: Predictor, strategy: Component, workers: int, alone: float
         memory_bytes=memory_of(predictor, strategy, workers).total,
         gains=gains,
         queued=bool(times.queued[0]),
+        known=known,
+        ends_s=seconds_at_ends(times, first_end),
         lacking=lacking(predictor, strategy, workers),
         outside=outside(predictor, strategy, workers),
     )

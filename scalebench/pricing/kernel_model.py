@@ -22,7 +22,7 @@ from scalebench.cluster.device import Device
 from scalebench.errors import ClusterError
 from scalebench.models.layers import LayerTable
 from scalebench.pricing.calibration_file import save_text
-from scalebench.pricing.devices import LayerTimes, Roofline, TimeModel
+from scalebench.pricing.devices import LEARNED_ERROR, LayerTimes, Roofline, StepError, TimeModel
 from scalebench.system.bounded_read import read_text
 
 Array = NDArray[np.float64]
@@ -183,6 +183,13 @@ class Learned(TimeModel):
     @property
     def gpu(self) -> bool:
         return self.roofline.gpu
+
+    @property
+    def name(self) -> str:
+        return self.kernels.machine
+
+    def error(self, batch: float) -> StepError:
+        return LEARNED_ERROR
 
     def outside(self, layers: LayerTable, batch: float, busy: int) -> list[str]:
         computing = {index for index, layer in enumerate(layers.layers) if layer.inputs + layer.activations}

@@ -59,9 +59,14 @@ class WorkerMemory:
 
 
 def worker_memory(
-    layers: LayerTable, batch: int, dtype: str = "float32", optimizer_states: int = 1, schedule: Schedule | None = None
+    layers: LayerTable,
+    batch: int,
+    dtype: str = "float32",
+    optimizer_states: int = 1,
+    schedule: Schedule | None = None,
+    kept_in: str = "",
 ) -> WorkerMemory:
-    """Return the memory of a worker that trains `layers` at `batch` samples.
+    """Return the memory of a worker that trains `layers` at `batch` samples; activations in `kept_in`, if given.
 
     `optimizer_states` vectors of the size of the parameters are the optimizer's. `schedule` is the strategy's, recorded
     for a model of as many parameters in `dtype`: what it holds beyond parameters, gradients and those vectors is the
@@ -76,5 +81,5 @@ def worker_memory(
         gradients=vector,
         optimizer=optimizer_states * vector,
         strategy=max(0, held),
-        activations=layers.activation_bytes(batch, dtype),
+        activations=layers.activation_bytes(batch, kept_in or dtype),
     )

@@ -61,7 +61,7 @@ class _Loop(NamedTuple):
         tensors = sorted((tensor.release, _travelling(tensor.nbytes, overlap)) for tensor in costs.gradients)
         sizes = [nbytes for _, nbytes in tensors]
         return cls(
-            overlap.cycle_s + overshoot,
+            costs.cycle * (overlap.cycle_s + overshoot),
             math.sqrt(12) * measured.cycle_spread_s if measured else 0.0,
             software + costs.allreduce(_READY_BITS, ranks, overlap.engine),
             measured.per_step_s if measured else 0.0,

@@ -11,14 +11,18 @@ from scalebench.pricing.machine import OperationTimes
 
 # Component -> quantity that `changed` multiplies; twice that of a rate, or half of a time, is an improvement.
 RATES = ("compute", "memory bandwidth", "network bandwidth")
-TIMES = ("launch overhead", "network latency", "engine", "input", "epoch overhead", "jitter")
+TIMES = ("launch overhead", "network latency", "engine", "Horovod cycle", "input", "epoch overhead", "jitter")
 
 
 @dataclass(frozen=True)
 class Platform:
-    """`input_s` seconds in which the input pipeline of a worker makes a sample, beside compute; `epoch_s` are fixed
-    seconds of each epoch; `jitter` is the standard deviation of a step's compute relative to its mean; `stated_gib` is
-    the memory of a worker where it is not the device's."""
+    """Cluster, device and costs of a training.
+
+    `input_s` seconds in which the input pipeline of a worker makes a sample, beside compute; `epoch_s` are fixed
+    seconds of each epoch; `jitter` is the standard deviation of a step's compute relative to its mean, in the interval
+    `jitter_range` where nobody stated it, as `jitter_source` says; `stated_gib` is the memory of a worker where it is
+    not the device's; `cycle` multiplies the time between the turns of Horovod's loop.
+    """
 
     cluster: Cluster
     device: TimeModel
@@ -28,6 +32,9 @@ class Platform:
     input_s: float = 0.0
     epoch_s: float = 0.0
     jitter: float = 0.0
+    jitter_range: tuple[float, float] | None = None
+    jitter_source: str = "stated"
+    cycle: float = 1.0
     stated_gib: float | None = None
 
     @property
@@ -75,6 +82,8 @@ class Platform:
             return replace(self, cluster=_with_links(self.cluster, "latency_s", factor))
         if component == "engine":
             return replace(self, engines=scaled_engines(self.engines, factor))
+        if component == "Horovod cycle":
+            return replace(self, cycle=self.cycle * factor)
         if component == "input":
             return replace(self, input_s=self.input_s * factor)
         if component == "epoch overhead":

@@ -39,13 +39,18 @@ Floats = NDArray[np.float64]
 _SAMPLED_RANKS = 16  # recorded where ranks differ by chance, as clients that are drawn
 _COLUMNS = 7  # of Times, without `queued`
 _MOST_STEPS = 5_000_000  # of a program that is recorded whole: about a minute and 3 GB
+# Name of mixed precision -> dtype of parameters and gradients, dtype of products and activations.
+PRECISIONS = {"tf32": ("float32", "tf32"), "bf16-mixed": ("float32", "bfloat16")}
 SERIAL = Component(name="serial")
 SGD = Component(name="sgd", options={"momentum": 0.9})
 
 
 @dataclass(frozen=True)
 class Workload:
-    """Training of `layers` on `samples` for `epochs`; `batch` samples a worker, or of all with `in_all`."""
+    """Training of `layers` on `samples` for `epochs`; `batch` samples a worker, or of all with `in_all`.
+
+    Parameters and gradients are in `dtype`; products and activations are in `products`, if another one is given.
+    """
 
     layers: LayerTable
     samples: int
@@ -55,6 +60,12 @@ class Workload:
     optimizer: Component = SGD
     dtype: str = "float32"
     trained: Trained | None = None  # the model itself, where it is more than its layers
+    products: str = ""
+
+    @property
+    def precision(self) -> str:
+        """The dtype as it is asked for: `float32`, `tf32`, `bf16-mixed`."""
+        return next((name for name, pair in PRECISIONS.items() if pair == (self.dtype, self.products)), self.dtype)
 
     def batches(self, workers: int, batch: int | None = None) -> tuple[int, float]:
         """Return the steps of an epoch, and the mean samples of a worker's batch.
@@ -187,6 +198,12 @@ class Predictor:
         costs = self._costs_on(self.platform, self.strategy(component).engines[0])
         return costs.network.cluster.links.inter.bandwidth_bytes_per_s
 
+    def components(self, component: Component, platform: Platform) -> tuple[str, ...]:
+        """Return the components that a training by a strategy may be bound by on `platform`."""
+        overlap = getattr(self.strategy(component), "overlap", None)
+        cycles = overlap is not None and overlap.cycle_s > 0
+        return (*platform.components, "Horovod cycle") if cycles else platform.components
+
     def strategy(self, component: Component) -> Strategy:
         """Return the strategy of that name with these options."""
         key = str(component)
@@ -316,10 +333,12 @@ class Predictor:
         links, engines = platform.cluster.links, id(platform.engines)
         numbers = [(link.latency_s, link.bandwidth_bytes_per_s) for link in (links.intra, links.inter)]
         key = (platform.cluster.name, *numbers, engines, platform.collective, engine if engines else "", busy, samples)
+        key = (*key, platform.cycle)
         if key not in self._costs:
             network = Network(platform.cluster, platform.cluster.node.workers_per_node, platform.collective)
             tensors = self._gradients(overlapping) if overlapping else []
-            self._costs[key] = Costs(network, platform.engines, engine, tensors, self.platform.cluster)
+            measured_on = self.platform.cluster
+            self._costs[key] = Costs(network, platform.engines, engine, tensors, measured_on, platform.cycle)
         return self._costs[key]
 
     def _step_seconds(self, device: TimeModel, samples: float) -> list[float]:

@@ -16,7 +16,8 @@ def memory_of(predictor: Predictor, strategy: Component, workers: int, batch: in
     _, samples = workload.batches(workers, batch)
     states = optimizer_states(workload.optimizer)
     schedule = predictor.schedule(strategy, workers)
-    return worker_memory(workload.layers, max(1, round(samples)), workload.dtype, states, schedule)
+    samples_held = max(1, round(samples))
+    return worker_memory(workload.layers, samples_held, workload.dtype, states, schedule, workload.products)
 
 
 def lacking(predictor: Predictor, strategy: Component, workers: int, batch: int | None = None) -> str:

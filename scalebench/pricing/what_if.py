@@ -205,7 +205,12 @@ def _priced(
 ) -> Plane:
     cells = shape[0] * shape[1]
     names = tuple(
-        dict.fromkeys(name for _, own in groups.values() for _, case in own for name in case.platform.components)
+        dict.fromkeys(
+            name
+            for strategy, own in groups.values()
+            for _, case in own
+            for name in predictor.components(strategy, case.platform)
+        )
     )
     times_s, alone, bound = np.empty(cells), np.empty(cells), np.empty(cells, dtype=np.int64)
     outside_of, lacking_of = np.empty(cells, dtype=object), np.empty(cells, dtype=object)
@@ -219,7 +224,7 @@ def _priced(
             for _, case in own:
                 key = (id(case.platform), name)
                 if key not in improved:
-                    has = name in case.platform.components
+                    has = name in predictor.components(strategy, case.platform)
                     improved[key] = kept.improved(case.platform, name) if has else case.platform
                 cases.append(Case(improved[key], case.batch))
         times = predictor.times(strategy, workers, cases).time.reshape(len(names) + 1, len(own))

@@ -5,6 +5,7 @@ import re
 
 import click
 import pytest
+import yaml
 from click.testing import CliRunner
 
 from scalebench.cli.main import main
@@ -58,7 +59,7 @@ def test_output_that_cannot_be_written_is_refused_before_anything_is_predicted(t
 
 def test_bandwidth_that_is_needed_is_that_of_links_between_nodes():
     """By hand: 0.1 s computed, and a ring or tree whose time inside nodes stays; no link of a lone node is named."""
-    output = invoke("--step-time", "0.1", "--workers", "4,1024", "--strategy", "allreduce").output
+    output = invoke("--step-time", "0.1", "--jitter", "0", "--workers", "4,1024", "--strategy", "allreduce").output
     needed = output.split("of a link between nodes: ")[1]
     found = [float(number) for number in re.findall(r"% ([\d.]+) Gbit/s", needed)]
     assert found == pytest.approx([4.21, 12.9, 41.5, 99.6], rel=0.01)
@@ -168,10 +169,58 @@ def test_advice_keeps_to_points_that_fit_inside_the_inputs_range():
     """Of 3,744 workers of the cluster, and of the law that was fitted."""
     output = invoke("--step-time", "0.1", "--workers", "1024,2048,16384", "--strategy", "allreduce", "--budget", "1e6",
                     "--epochs-to-target", "35,20000").output  # fmt: skip
-    assert "knee at 2,048" in output
+    assert "Decision: allreduce on 512 nodes (2,048 workers)" in output
+    assert "knee" not in output, "2,048 workers are the most of those that are inside"
     assert "Best for 1e+06 GPU-hours: allreduce at 2,048 workers" in output
     assert "to the target for" in output
     assert "at 2,048 workers is the least" in output
+
+
+def test_answer_stands_first_with_intervals_and_what_they_rest_on():
+    both = ("--strategy", "ddp", "--strategy", "epoch_average")
+    asked = ("--device", "a100-40gb", "--roofline", "--workers", "64,256", *both)
+    answer, *_ = invoke(*asked, "--price", "2").output.splitlines()
+    assert re.match(r"256 a100-40gb: epoch_average [\d.,]+ \w+ \([\d.,]+ to [\d.,]+\), ddp [\d.,]+ ", answer)
+    output = " ".join(invoke(*asked, "--price", "2").output.split())
+    assert "devices reached 29 to 142 % of their roofline" in output
+    assert "Jitter of a step: 3 % (assumed; --jitter 0 leaves it out)" in output
+    assert "Epochs are taken as equal: epoch_average may need more" in output
+    assert "Between nodes 200 Gbit/s: on links of 100 Gbit/s" in output
+    assert "Jitter of a step" not in invoke(*asked, "--jitter", "0").output
+    stated = invoke(*asked, "--epochs-to-target", "35,20000").output
+    assert "Epochs are taken as equal" not in stated
+
+
+def test_jitter_of_the_cluster_file_is_taken(tmp_path):
+    from scalebench.cluster.load import load_cluster
+
+    uneven = {"uneven": {"jitter": "normal", "jitter_sigma": 0.08}}
+    file = tmp_path / "mine.yaml"
+    described = load_cluster("juwels-booster").model_dump(mode="json", exclude_unset=True) | uneven
+    file.write_text(yaml.safe_dump(described))
+    output = invoke("--cluster", str(file), "--step-time", "0.1", "--workers", "64").output
+    assert "Jitter of a step: 8 % (of the cluster file juwels-booster; --jitter 0 leaves it out)" in output
+
+
+def test_published_step_is_preferred_to_the_roofline():
+    """2,470 images/s by NVIDIA's PyTorch example, and no published one in float32."""
+    asked = ("--device", "a100-80gb", "--batch", "256", "--workers", "1", "--strategy", "allreduce")
+    mixed = invoke(*asked, "--dtype", "bf16-mixed").output
+    assert "published: 2,470 samples/s of a100-80gb in bf16-mixed at batch 256" in mixed
+    assert "104 ms" in mixed
+    assert "roofline of a100-80gb in float32" in invoke(*asked).output
+    for dtype, products in (("bf16-mixed", "bfloat16"), ("tf32", "tf32")):
+        modelled = invoke(*asked, "--dtype", dtype, "--roofline").output
+        assert f"roofline of a100-80gb in {products} with float32 parameters" in modelled
+
+
+def test_horovod_of_short_steps_is_bound_by_its_cycle(tmp_path):
+    layers = tmp_path / "toy.csv"
+    layers.write_text("name,parameters,flops,activations\na,1000,2000000,1000\n")
+    asked = ["predict", "--layers", str(layers), "--cluster", "this-machine", "--step-time", "0.0005"]
+    asked += ["--samples", "1797", "--epochs", "5", "--workers", "2", "--strategy", "horovod"]
+    output = CliRunner().invoke(main, asked, standalone_mode=False, catch_exceptions=False).output
+    assert "at 2 workers bound by Horovod cycle" in output
 
 
 def test_needed_batch_fits_the_device():
