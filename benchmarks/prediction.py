@@ -36,7 +36,7 @@ from scalebench.virtual.engine import model_time
 
 COUNTS = [1 << power for power in range(17)]
 FACTORS = tuple(np.geomspace(0.1, 10, 100).tolist())
-PLANES = (("latency", "link-bandwidth"), ("flops", "memory-bandwidth"), ("link-bandwidth", "flops"))
+PLANES = (("latency", "network-bandwidth"), ("flops", "memory-bandwidth"), ("network-bandwidth", "flops"))
 
 
 def fresh() -> Predictor:
@@ -72,7 +72,12 @@ def planes() -> None:
     for names in PLANES:
         predictor = fresh()
         began, computed = time.perf_counter(), time.process_time()
-        what_if(predictor, Component(name="allreduce"), 64, [Axis(name, FACTORS) for name in names])
+        what_if(
+            predictor,
+            Component(name="allreduce"),
+            64,
+            [Axis(name, FACTORS, relative=name == "network-bandwidth") for name in names],
+        )
         took = f"{time.perf_counter() - began:.2f} s, {time.process_time() - computed:.2f} s of the processor"
         print(f"10,000 cells of {' and '.join(names)}: {took}")
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import csv
+from collections.abc import Iterator, Sequence
+from itertools import product
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -11,30 +13,43 @@ import rich_click as click
 from scalebench.cli.options import NEW_FILE, NEW_PICTURE, STRATEGY, verbosity_options
 from scalebench.cli.platform_options import parse_strategy, platform_options, predictor_of
 from scalebench.errors import UsageError, writing
+from scalebench.formatting import percent, share
 
 if TYPE_CHECKING:
-    from scalebench.pricing.what_if import Plane
+    from scalebench.cli.terminal_table import TerminalTable
+    from scalebench.pricing.prediction import Predictor
+    from scalebench.pricing.what_if import Axis, Plane
+    from scalebench.study.spec import Component
+
+_NAMED = 4  # cells
 
 
 @click.command("what-if")
 @platform_options
-@click.option("--strategy", default="allreduce", show_default=True, metavar=STRATEGY)
+@click.option(
+    "--strategy",
+    "strategies",
+    multiple=True,
+    metavar=STRATEGY,
+    help="Repeatable.  [default: allreduce]",
+)
 @click.option("--workers", type=click.IntRange(min=1), default=64, show_default=True)
 @click.option(
     "--vary",
     "varied",
     multiple=True,
     required=True,
-    metavar="AXIS=LOW..HIGH[:POINTS]",
-    help="One axis or two: batch, workers, interval, jitter, or flops, memory-bandwidth, link-bandwidth, latency as "
-    "factors on the platform's. A range is logarithmic, of jitter linear.  [default: 50 points]",
+    metavar="AXIS=LOW..HIGH[:POINTS]|AXIS=VALUE,...",
+    help="One axis or two: batch, workers, interval, jitter; network-bandwidth (between nodes) or node-bandwidth "
+    "(inside) in Gbit/s, or factors (0.5x,2x) on the platform's; flops, memory-bandwidth, latency as factors. A range "
+    "is logarithmic, of jitter linear.  [default: 50 points]",
 )
-@click.option("--figure", type=NEW_PICTURE, metavar="FILE.png", help="Draw it.")
+@click.option("--figure", type=NEW_PICTURE, metavar="FILE.png", help="Draw it; further strategies in FILE-2.png, ...")
 @click.option("--csv", "table", type=NEW_FILE, metavar="FILE", help="All cells.")
 @verbosity_options
 def what_if(
     model: str | None,
-    strategy: str,
+    strategies: tuple[str, ...],
     workers: int,
     varied: tuple[str, ...],
     figure: Path | None,
@@ -44,39 +59,152 @@ def what_if(
     """Say how long a training of MODEL would take with other numbers, and what binds it where.
 
     Nothing is trained: the recorded schedule is priced in every cell, and again with half the time of each component.
+    Of 24 cells or fewer each has a row with its interval.
     """
+    from scalebench.cli.terminal_table import print_results
     from scalebench.pricing.what_if import Axis
     from scalebench.pricing.what_if import what_if as price_cells
 
     if len(varied) > 2:
         raise UsageError(f"--vary: one axis or two, got {len(varied)}")
     axes = [Axis.parse(text) for text in varied]
-    chosen = parse_strategy(strategy)
+    chosen = [parse_strategy(text) for text in strategies or ("allreduce",)]
     predictor = predictor_of(model, flags)
-    plane = price_cells(predictor, chosen, workers, axes)
-    for sentence in plane.sentences():
-        click.echo(sentence)
+    planes = [price_cells(predictor, strategy, workers, axes) for strategy in chosen]
+    if planes[0].ends is not None:
+        place = (
+            "" if any(axis.name == "workers" for axis in axes) else f"{workers:,} {predictor.platform.device.name}: "
+        )
+        answers = [place + text for text in _answers(chosen, planes)]
+        print_results(*answers, _rows(predictor, chosen, planes))
+    for strategy, plane in zip(chosen, planes, strict=True):
+        for sentence in plane.sentences():
+            click.echo(f"{strategy}: {sentence}" if len(chosen) > 1 else sentence)
     if table is not None:
-        _write(table, plane)
-    if figure is not None:
-        from scalebench.figures.what_if import draw_what_if
-
-        place = "" if any(axis.name == "workers" for axis in axes) else f" at {workers:,} workers"
-        what = f"{predictor.training} by {chosen}{place}, where nothing else is said"
-        draw_what_if(figure, plane, f"{what}; {predictor.platform.device.source}")
+        _write(table, chosen, planes)
+    for number, (strategy, plane) in enumerate(zip(chosen, planes, strict=True), start=1):
+        if figure is not None:
+            path = figure if number == 1 else figure.with_stem(f"{figure.stem}-{number}")
+            _draw(path, predictor, strategy, plane, workers)
     return 0
 
 
-def _write(path: Path, plane: Plane) -> None:
-    from itertools import product
+def _draw(path: Path, predictor: Predictor, strategy: Component, plane: Plane, workers: int) -> None:
+    from scalebench.figures.what_if import draw_what_if
 
-    names = [axis.name.replace("-", "_") for axis in plane.axes]
-    header = ["execution", *names, "train_s", "samples_per_s", "efficiency", "bound_by", "fits", "outside"]
-    cells = product(*(axis.values for axis in plane.axes))
-    columns = (plane.train_s, plane.throughput, plane.efficiency, plane.bound, plane.lacking, plane.outside)
-    numbers = (each.ravel().tolist() for each in columns)
+    place = "" if any(axis.name == "workers" for axis in plane.axes) else f" at {workers:,} workers"
+    what = f"{predictor.training} by {strategy}{place}, where nothing else is said"
+    draw_what_if(path, plane, f"{what}; {predictor.platform.device.source}")
+
+
+def _answers(strategies: Sequence[Component], planes: Sequence[Plane]) -> Iterator[str]:
+    """Yield how the last value of an axis differs from its first, and which strategy to take in which cells."""
+    from scalebench.pricing.decision import CLEARLY, seconds_span
+
+    axes = planes[0].axes
+    if len(axes) == 1 and len(axes[0].values) > 1:
+        axis, parts, most_of_all = axes[0], [], 0.0
+        for strategy, plane in zip(strategies, planes, strict=True):
+            assert plane.ends is not None
+            assert plane.low is not None
+            assert plane.high is not None
+            centre = plane.train_s[:, 0]
+            changes = [centre[-1] / centre[0] - 1, *(plane.ends[-1, 0] / plane.ends[0, 0] - 1).tolist()]
+            most_of_all = max(most_of_all, *map(abs, changes))
+            spans = [seconds_span(centre[n], plane.low[n, 0], plane.high[n, 0]) for n in (-1, 0)]
+            band = f"{percent(min(changes)).removesuffix(' %')} to {percent(max(changes))} over the interval"
+            parts.append(f"{strategy} {spans[0]} instead of {spans[1]}, {percent(changes[0])} ({band})")
+        verdict = "" if most_of_all >= CLEARLY else "; no difference to speak of"
+        yield f"{axis.at(axis.values[-1])} instead of {axis.text(axis.values[0])}: {'; '.join(parts)}{verdict}."
+    if len(strategies) > 1:
+        yield _preferred(strategies, planes)
+
+
+def _preferred(strategies: Sequence[Component], planes: Sequence[Plane]) -> str:
+    """Return which strategy to take in which cells, and where an end of the interval says another one."""
+    from scalebench.pricing.decision import preferred
+    from scalebench.pricing.uncertainty import ENDS
+
+    axes = planes[0].axes
+    cells = list(product(*(axis.values for axis in axes)))
+    best: dict[str, list[str]] = {}
+    others: dict[str, list[str]] = {}  # strategy with an end of the interval -> cells
+    for place, values in enumerate(cells):
+        row, column = divmod(place, planes[0].train_s.shape[1])
+        name = str(strategies[preferred(strategies, [float(plane.train_s[row, column]) for plane in planes])])
+        best.setdefault(name, []).append(_cell(axes, values))
+        for end, words in enumerate(ENDS):
+            seconds = [float(plane.ends[row, column, end]) for plane in planes if plane.ends is not None]
+            other = str(strategies[preferred(strategies, seconds)])
+            if other != name:
+                others.setdefault(f"{other} with {words}", []).append(_cell(axes, values))
+    said = "to take (the fastest; one that averages gradients if it takes hardly longer): "
+    said += "; ".join(f"{name} {_where(own, len(cells))}" for name, own in best.items())
+    if not others:
+        return f"{said}, the same at both ends of the interval."
+    ends = "; ".join(f"{name} {_where(own, len(cells))}" for name, own in others.items())
+    return f"{said}; not at both ends of the interval: {ends}."
+
+
+def _cell(axes: Sequence[Axis], values: Sequence[float]) -> str:
+    return ", ".join(axis.at(value) for axis, value in zip(axes, values, strict=True))
+
+
+def _where(cells: Sequence[str], of: int) -> str:
+    if len(cells) == of:
+        return "in every cell"
+    more = f" and {len(cells) - _NAMED} more" if len(cells) > _NAMED else ""
+    return f"at {'; '.join(cells[:_NAMED])}{more}"
+
+
+def _rows(predictor: Predictor, strategies: Sequence[Component], planes: Sequence[Plane]) -> TerminalTable:
+    from scalebench.cli.terminal_table import TableColumn, TerminalTable
+    from scalebench.pricing.decision import seconds_span
+
+    axes, rows = planes[0].axes, []
+    columns = [TableColumn("strategy", shared=True), *(TableColumn(axis.name) for axis in axes)]
+    columns += [TableColumn(name) for name in ("training", "difference", "efficiency")]
+    columns.append(TableColumn("bound by", left=True))
+    cells = list(product(*(axis.values for axis in axes)))
+    for strategy, plane in zip(strategies, planes, strict=True):
+        assert plane.low is not None
+        assert plane.high is not None
+        first = float(plane.train_s.flat[0])
+        for place, values in enumerate(cells):
+            time = float(plane.train_s.flat[place])
+            rows.append(
+                [
+                    str(strategy),
+                    *(axis.text(value) for axis, value in zip(axes, values, strict=True)),
+                    seconds_span(time, float(plane.low.flat[place]), float(plane.high.flat[place])),
+                    "-" if place == 0 else percent(time / first - 1),
+                    f"{share(float(plane.efficiency.flat[place]))}{'*' * bool(plane.marked.flat[place])}",
+                    plane.components[plane.bound.flat[place]],
+                ]
+            )
+    title = f"modelled ({predictor.platform.device.source}): {predictor.training}"
+    marked = any(plane.marked.any() for plane in planes)
+    notes = ["* outside what the inputs are known to hold for, or too large: below"] if marked else []
+    return TerminalTable(title, columns, rows, ["difference: to the first row of the strategy", *notes])
+
+
+def _write(path: Path, strategies: Sequence[Component], planes: Sequence[Plane]) -> None:
+    axes = planes[0].axes
+    names = [axis.name.replace("-", "_") + ("_gbit_per_s" if axis.unit == "Gbit/s" else "") for axis in axes]
+    header = ["execution", "strategy", *names, "train_s", "train_s_low", "train_s_high", "samples_per_s", "efficiency"]
+    header += ["bound_by", "fits", "outside"]
     with writing(path, ""), path.open("w", newline="") as file:
         writer = csv.writer(file, lineterminator="\n")
         writer.writerow(header)
-        for cell, *times, bound, lacking, outside in zip(cells, *numbers, strict=True):
-            writer.writerow(["modelled", *cell, *times, plane.components[bound], "no" if lacking else "", outside])
+        for strategy, plane in zip(strategies, planes, strict=True):
+            for place, cell in enumerate(product(*(axis.values for axis in axes))):
+                interval = ["" if bound is None else bound.flat[place] for bound in (plane.low, plane.high)]
+                writer.writerow(
+                    [
+                        *("modelled", str(strategy), *cell, plane.train_s.flat[place], *interval),
+                        *(plane.throughput.flat[place], plane.efficiency.flat[place]),
+                        plane.components[plane.bound.flat[place]],
+                        "no" if plane.lacking.flat[place] else "",
+                        plane.outside.flat[place],
+                    ]
+                )

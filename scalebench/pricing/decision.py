@@ -64,12 +64,17 @@ def _chosen(points: Sequence[Point], time: Seconds, hours: float) -> tuple[Point
         return None, None
     soon = [point for point in affordable if time(point) <= min(map(time, affordable)) / (1 - CLEARLY)]
     fewest = min(point.workers for point in soon)
-    fastest = min((point for point in soon if point.workers == fewest), key=time)
-    if averages_gradients(fastest.strategy):
-        return fastest, fastest
-    exact = [each for each in affordable if each.workers == fastest.workers and averages_gradients(each.strategy)]
-    best = min(exact, key=time, default=fastest)
-    return (best if time(best) <= time(fastest) / (1 - CLEARLY) else fastest), fastest
+    rivals = [point for point in affordable if point.workers == fewest]
+    chosen = preferred([point.strategy for point in rivals], [time(point) for point in rivals])
+    return rivals[chosen], min(rivals, key=time)
+
+
+def preferred(strategies: Sequence[Component], seconds: Sequence[float]) -> int:
+    """Return the place of the strategy to take: the fastest, or one that averages gradients and takes hardly longer."""
+    fastest = min(range(len(strategies)), key=seconds.__getitem__)
+    exact = [place for place, strategy in enumerate(strategies) if averages_gradients(strategy)]
+    best = min(exact, key=seconds.__getitem__, default=fastest)
+    return best if seconds[best] <= seconds[fastest] / (1 - CLEARLY) else fastest
 
 
 def span(point: Point, scale: float = 1.0) -> str:

@@ -143,7 +143,7 @@ def _point(predictor: Predictor, strategy: Component, workers: int, alone: float
     components = predictor.components(strategy, platform)
     cases += [Case(platform.improved(name), workload.batch) for name in components]
     known = uncertainty_of(predictor, strategy, workers)
-    cases += cases_at_ends(predictor, known, workload.batch)
+    cases += cases_at_ends(platform, known, workload.batch)
     times = predictor.times(strategy, workers, cases)
     train_s = float(times.time[0])
     first_end = 1 + len(components)

@@ -65,6 +65,13 @@ class Platform:
         changed = links.model_copy(update={"inter": links.inter.model_copy(update=rate)})
         return replace(self, cluster=self.cluster.model_copy(update={"links": changed}))
 
+    def inside_nodes(self, factor: float) -> Platform:
+        """Return the platform with `factor` times the bandwidth of the links inside nodes alone."""
+        links = self.cluster.links
+        rate = {"bandwidth_bytes_per_s": links.intra.bandwidth_bytes_per_s * factor}
+        changed = links.model_copy(update={"intra": links.intra.model_copy(update=rate)})
+        return replace(self, cluster=self.cluster.model_copy(update={"links": changed}))
+
     def improved(self, component: str) -> Platform:
         """Return the platform with half the time of `component`."""
         return self.changed(component, 2.0 if component in RATES else 0.5)

@@ -57,9 +57,11 @@ class Uncertainty(NamedTuple):
         return "; ".join(said)
 
 
-def uncertainty_of(predictor: Predictor, strategy: Component, workers: int, batch: int | None = None) -> Uncertainty:
-    """Return how uncertain a training by `strategy` among `workers` is."""
-    platform = predictor.platform
+def uncertainty_of(
+    predictor: Predictor, strategy: Component, workers: int, batch: int | None = None, changed: Platform | None = None
+) -> Uncertainty:
+    """Return how uncertain a training by `strategy` among `workers` is, on the platform or on a changed one."""
+    platform = changed or predictor.platform
     _, samples = predictor.workload.batches(workers, batch)
     step = platform.device.under(min(workers, platform.cluster.node.workers_per_node)).error(samples)
     engine = predictor.strategy(strategy).engines[0]
@@ -100,6 +102,6 @@ def interval(centre: float, ends: Sequence[float], margin: float) -> tuple[float
     return min(*ends, centre) / margin, max(*ends, centre) * margin
 
 
-def cases_at_ends(predictor: Predictor, known: Uncertainty, batch: int) -> list[Case]:
+def cases_at_ends(platform: Platform, known: Uncertainty, batch: int) -> list[Case]:
     """Return a case for each of ENDS."""
-    return [Case(platform, batch) for platform in platforms_at_ends(predictor.platform, known)]
+    return [Case(each, batch) for each in platforms_at_ends(platform, known)]

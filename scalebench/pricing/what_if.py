@@ -1,14 +1,17 @@
 """What-if: the time of a training along one axis, or in the plane of two, and what binds it in each cell.
 
 The axes of Barrachina et al., Computing 2021 (batch, flop rate, memory bandwidth, link bandwidth, cluster size), and
-latency, jitter, and the interval between synchronisations.
+latency, jitter, and the interval between synchronisations. The bandwidths of links are in Gbit/s of one card, between
+nodes (`network-bandwidth`) or inside them (`node-bandwidth`), or factors (`0.5x`) on the platform's; other rates and
+latency are factors.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+import re
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,6 +21,7 @@ from scalebench.formatting import digits, seconds, share
 from scalebench.pricing.advice import with_option
 from scalebench.pricing.platform import RATES, Platform
 from scalebench.pricing.prediction import SERIAL, Case, Predictor
+from scalebench.pricing.uncertainty import ENDS, cases_at_ends, seconds_at_ends, uncertainty_of
 from scalebench.pricing.validity import lacking, outside
 from scalebench.study.spec import Component
 
@@ -26,42 +30,70 @@ Floats = NDArray[np.float64]
 FACTORS = {
     "flops": "compute",
     "memory-bandwidth": "memory bandwidth",
-    "link-bandwidth": "network bandwidth",
     "latency": "network latency",
 }
+BANDWIDTHS = ("network-bandwidth", "node-bandwidth")
 COUNTS = ("batch", "workers", "interval")
+MOST_ROWS = 24  # cells of which each has a row with its interval
+_GBIT = 1e9 / 8  # bytes/s
+_OLD_NAMES = {"link-bandwidth": "network-bandwidth"}
 _POINTS, _MOST_POINTS = 50, 1000
 _LEAST = 1e-9
+_FACTORS_WRITTEN = re.compile(r"[^x,.:]*(\.[^x,.:]*)?x((,|\.\.)[^x,.:]*(\.[^x,.:]*)?x)*(:[^x]*)?")
 _FORM = "expected AXIS=LOW..HIGH, AXIS=LOW..HIGH:POINTS or AXIS=VALUE,VALUE,..."
-AXES = ("batch", "flops", "memory-bandwidth", "link-bandwidth", "workers", "latency", "jitter", "interval")
+AXES = ("batch", "flops", "memory-bandwidth", *BANDWIDTHS, "workers", "latency", "jitter", "interval")
 
 
 @dataclass(frozen=True)
 class Axis:
-    """Values of one of AXES: factors on the platform's own, samples, workers, a share, or an interval."""
+    """Values of one of AXES: factors on the platform's own, Gbit/s, samples, workers, a share, or an interval.
+
+    `relative` values of a bandwidth of links are factors, too.
+    """
 
     name: str
     values: tuple[float, ...]
+    relative: bool = False
 
     def __post_init__(self) -> None:
+        object.__setattr__(self, "name", _OLD_NAMES.get(self.name, self.name))
         if self.name not in AXES:
             raise UsageError(f"unknown axis {self.name!r}; {nearest(self.name, AXES)}")
+        if self.relative and self.name not in (*FACTORS, *BANDWIDTHS):
+            raise UsageError(f"axis {self.name}: takes no factors on the platform's own; leave the x out")
         least = 0.0 if self.name == "jitter" else 1.0 if self.name in COUNTS else _LEAST
         wrong = [value for value in self.values if not least <= value < math.inf]
         if wrong or not self.values:
             raise UsageError(f"axis {self.name}: expected values of {least:g} or more, got {(*wrong, 'none')[0]}")
 
     def at(self, value: float) -> str:
-        """Return `link-bandwidth 0.100`, `workers 1,024`."""
-        return f"{self.name} {f'{value:,.0f}' if self.name in COUNTS else digits(value)}"
+        """Return `network-bandwidth 100 Gbit/s`, `latency 0.500 x`, `workers 1,024`."""
+        return f"{self.name} {self.text(value)}"
+
+    def text(self, value: float) -> str:
+        """Return a value with its unit."""
+        if self.name in COUNTS:
+            return f"{value:,.0f}"
+        return f"{digits(value)}{'' if self.name == 'jitter' else f' {self.unit}'}"
+
+    @property
+    def unit(self) -> str:
+        """`Gbit/s`, `x` for factors, or nothing."""
+        if self.name in BANDWIDTHS and not self.relative:
+            return "Gbit/s"
+        return "x" if self.name in (*FACTORS, *BANDWIDTHS) else ""
 
     @classmethod
     def parse(cls, text: str) -> Axis:
         """Return the axis of `AXIS=LOW..HIGH`, `AXIS=LOW..HIGH:POINTS` or `AXIS=VALUE,VALUE,...`.
 
-        A range is logarithmic, that of jitter linear.
+        A range is logarithmic, that of jitter linear. Values such as `0.5x` are factors.
         """
         name, equals, said = text.partition("=")
+        relative = "x" in said
+        if relative and not _FACTORS_WRITTEN.fullmatch(said):
+            raise UsageError(f"axis {text!r}: {_FORM}; factors all have an x, as 0.5x,2x")
+        said = said.replace("x", "")
         span, _, points = said.partition(":")
         low, dots, high = span.partition("..")
         try:
@@ -80,13 +112,13 @@ class Axis:
                 values = sorted({float(round(value)) for value in values})
         except (ValueError, OverflowError):
             raise UsageError(f"axis {text!r}: {_FORM}") from None
-        return cls(name, tuple(values))
+        return cls(name, tuple(values), relative)
 
     @property
     def title(self) -> str:
         """Name with its unit."""
         units = {"batch": "samples", "workers": "", "interval": "steps or epochs", "jitter": "share of a step"}
-        unit = units.get(self.name, "times the platform's")
+        unit = units.get(self.name, "Gbit/s" if self.unit == "Gbit/s" else "times the platform's")
         return f"{self.name.replace('-', ' ')} ({unit})" if unit else self.name
 
 
@@ -95,7 +127,8 @@ class Plane:
     """Cells of one or two axes: seconds, throughput (samples/s), efficiency, and the binding component, (n, m).
 
     `bound` holds places in `components`, `outside` and `lacking` say where a cell lies outside what the inputs are
-    known to hold for and does not fit; with one axis m is 1.
+    known to hold for and does not fit; with one axis m is 1. `low`, `high` and `ends` (n, m, 4) are the intervals of
+    the times and the times at `uncertainty.ENDS`, of MOST_ROWS cells or fewer. `reasons` say why an axis has no effect.
     """
 
     axes: tuple[Axis, ...]
@@ -106,6 +139,10 @@ class Plane:
     bound: NDArray[np.int64]
     outside: NDArray[np.str_]
     lacking: NDArray[np.str_]
+    ends: Floats | None = None
+    low: Floats | None = None
+    high: Floats | None = None
+    reasons: dict[str, str] = field(default_factory=dict)
 
     @property
     def marked(self) -> NDArray[np.bool_]:
@@ -127,7 +164,10 @@ class Plane:
             for place, name in enumerate(self.components)
             if (part := self.share_bound_by(name))
         ]
-        said += [f"the time does not react to {name}" for name in self.without_effect()]
+        said += [
+            f"the time does not react to {name}: {self.reasons.get(name, 'nothing waits for it')}"
+            for name in self.without_effect()
+        ]
         for what, texts in (
             ("outside what the inputs are known to hold for", self.outside),
             ("too large", self.lacking),
@@ -148,7 +188,7 @@ class Plane:
         for column in range(columns) if len(self.axes) == 1 else (0, columns - 1):
             here = [axis.values[row] for row in range(len(axis.values)) if self.bound[row, column] == component]
             if here:
-                text = f"{axis.at(min(here))} to {axis.at(max(here)).removeprefix(axis.name).strip()}"
+                text = f"{axis.at(min(here))} to {axis.text(max(here))}"
                 at = f" at {self.axes[1].at(self.axes[1].values[column])}" if len(self.axes) > 1 else ""
                 found.append(text + at)
         return f", {'; '.join(found)}" if found else ""
@@ -178,12 +218,57 @@ def what_if(predictor: Predictor, strategy: Component, workers: int, axes: Seque
     for place, (one, other) in enumerate((a, b) for a in first.values for b in columns):
         named = {first.name: one} | ({second.name: other} if second else {})
         cell = _PricedCell(predictor, strategy, workers, kept)
-        cell.set(named)
+        cell.set(named, {axis.name for axis in axes if axis.relative})
         key = tuple(value for name, value in named.items() if name not in COUNTS)
         platform = platforms.setdefault(key, cell.platform)  # shared, so that its step times are computed once
         _, own = groups.setdefault((cell.workers, str(cell.strategy)), (cell.strategy, []))
         own.append((place, Case(platform, cell.batch)))
-    return _priced(predictor, groups, tuple(axes), shape, kept)
+    plane = _priced(predictor, groups, tuple(axes), shape, kept)
+    if plane.train_s.size <= MOST_ROWS:
+        plane = _with_intervals(predictor, groups, plane)
+    if without := plane.without_effect():
+        (_, _), (strategy, ((_, case), *_)) = next(iter(groups.items()))
+        workers = next(iter(groups))[0]
+        plane = replace(plane, reasons={name: _why(predictor, strategy, workers, case, name) for name in without})
+    return plane
+
+
+def _with_intervals(
+    predictor: Predictor, groups: dict[tuple[int, str], tuple[Component, list[tuple[int, Case]]]], plane: Plane
+) -> Plane:
+    """Add the interval of each cell."""
+    cells = plane.train_s.size
+    ends, margins = np.empty((cells, len(ENDS))), np.empty(cells)
+    for (workers, _), (strategy, own) in groups.items():
+        for place, case in own:
+            known = uncertainty_of(predictor, strategy, workers, case.batch, case.platform)
+            times = predictor.times(strategy, workers, cases_at_ends(case.platform, known, case.batch))
+            ends[place], margins[place] = seconds_at_ends(times, 0), known.margin
+    shape, centre = plane.train_s.shape, plane.train_s.ravel()
+    low = np.minimum(ends.min(axis=1), centre) / margins
+    high = np.maximum(ends.max(axis=1), centre) * margins
+    return replace(plane, ends=ends.reshape(*shape, -1), low=low.reshape(shape), high=high.reshape(shape))
+
+
+def _why(predictor: Predictor, strategy: Component, workers: int, case: Case, axis: str) -> str:
+    """Return why the training of one cell does not react to `axis`."""
+    node = case.platform.cluster.node.workers_per_node
+    if axis in (*BANDWIDTHS, "latency", "jitter", "interval") and workers == 1:
+        return "a single worker neither sends nor waits"
+    if axis == "network-bandwidth" and workers <= node:
+        return f"all {workers:,} workers are on one node"
+    if axis == "node-bandwidth" and node == 1:
+        return "a node holds one worker"
+    times = predictor.times(strategy, workers, [case])
+    whole, exposed = float(times.time[0]), float(times.comm[0] - times.wait[0])
+    hidden = max(0.0, float(times.transfer[0]) - exposed)
+    if axis in (*BANDWIDTHS, "latency", "interval"):
+        return f"exposed communication is {share(exposed / whole)} of it, {share(hidden / whole)} hides behind compute"
+    if axis == "jitter":
+        return f"workers wait for each other in {share(float(times.wait[0]) / whole)} of it"
+    if axis in FACTORS:
+        return f"{share(exposed / whole)} of it is exposed communication, and no kernel is bound by it"
+    return f"{share(float(times.compute[0]) / whole)} of it is compute, which does not change with it"
 
 
 def _marks(
@@ -280,13 +365,20 @@ class _PricedCell:
         self.strategy, self.workers = strategy, workers
         self._predictor = predictor
 
-    def set(self, values: dict[str, float]) -> None:
-        """Give the cell the value of each axis."""
+    def set(self, values: dict[str, float], relative: Collection[str] = ()) -> None:
+        """Give the cell the value of each axis; those of `relative` are factors."""
+        links = self._predictor.platform.cluster.links
         for name, value in values.items():
             if name in FACTORS:
                 self.platform = self._kept.changed(self.platform, FACTORS[name], value)
+            elif name == "network-bandwidth":
+                own = 1.0 if name in relative else links.inter.bandwidth_bytes_per_s / _GBIT
+                self.platform = self.platform.between_nodes(value / own)
+            elif name == "node-bandwidth":
+                own = 1.0 if name in relative else links.intra.bandwidth_bytes_per_s / _GBIT
+                self.platform = self.platform.inside_nodes(value / own)
             elif name == "jitter":
-                self.platform = replace(self.platform, jitter=value)
+                self.platform = replace(self.platform, jitter=value, jitter_range=None)
             elif name == "batch":
                 self.batch = round(value)
             elif name == "workers":

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import csv
+import re
 
 import pytest
 from click.testing import CliRunner
@@ -13,16 +14,47 @@ BASE = ["what-if", "resnet50", "--cluster", "ethernet-10g", "--step-time", "0.1"
 
 def test_plane_is_written_and_drawn(tmp_path):
     table, figure = tmp_path / "cells.csv", tmp_path / "plane.png"
-    axes = ["--vary", "link-bandwidth=0.1..10:5", "--vary", "workers=4,16"]
+    axes = ["--vary", "link-bandwidth=1..100:5", "--vary", "workers=4,16"]
     arguments = [*BASE, *axes, "--csv", str(table), "--figure", str(figure)]
     result = CliRunner().invoke(main, arguments, standalone_mode=False, catch_exceptions=False)
     assert "10 cells, modelled" in result.output
+    assert "network-bandwidth 1.00 Gbit/s to" in result.output, "the old name is an alias"
     assert "bound by compute" in result.output
     with table.open() as file:
         rows = list(csv.DictReader(file))
     assert len(rows) == 10
+    assert {"1.0", "100.0"} < {row["network_bandwidth_gbit_per_s"] for row in rows}
     assert {row["workers"] for row in rows} == {"4.0", "16.0"}
     assert figure.read_bytes().startswith(b"\x89PNG")
+
+
+def test_decision_between_links_is_one_command_with_an_interval():
+    arguments = ["what-if", "vit_b16", "--cluster", "juwels-booster", "--step-time", "0.075", "--workers", "256"]
+    arguments += ["--strategy", "ddp", "--strategy", "epoch_average", "--vary", "network-bandwidth=100,200"]
+    output = CliRunner().invoke(main, arguments, standalone_mode=False, catch_exceptions=False).output
+    first, second, *_ = output.splitlines()
+    assert re.match(
+        r"256 workers: network-bandwidth 200 Gbit/s instead of 100 Gbit/s: ddp [\d.,]+ \w+ \([\d.,]+ to [\d.,]+\) "
+        r"instead of [\d.,]+ \w+ \([\d.,]+ to [\d.,]+\), -[\d.]+ % \(-[\d.]+ to [-+][\d.]+ % over the interval\); "
+        r"epoch_average ",
+        first,
+    )
+    assert "ddp in every cell" in second
+    rows = [line for line in output.splitlines() if re.match(r" +[12]00 Gbit/s ", line)]
+    assert len(rows) == 4
+    assert all(row.endswith("compute") for row in rows)
+
+
+def test_axis_without_effect_says_why():
+    def said(cluster, workers, axis):
+        arguments = ["what-if", "resnet50", "--cluster", cluster, "--step-time", "0.1", "--workers", str(workers)]
+        return CliRunner().invoke(main, [*arguments, "--vary", axis], standalone_mode=False).output
+
+    assert "network-bandwidth: all 4 workers are on one node" in said("juwels-booster", 4, "network-bandwidth=1,200")
+    assert "node-bandwidth: a node holds one worker" in said("ethernet-10g", 4, "node-bandwidth=1,200")
+    assert "latency: a single worker neither sends nor waits" in said("ethernet-10g", 1, "latency=0.1,10")
+    hidden = said("juwels-booster", 8, "latency=0.9,1.1")
+    assert re.search(r"latency: exposed communication is [\d.]+ % of it, [\d.]+ % hides behind compute", hidden)
 
 
 def test_cells_outside_the_inputs_range_or_too_large_are_marked(tmp_path):
@@ -54,6 +86,8 @@ def test_cells_outside_the_inputs_range_or_too_large_are_marked(tmp_path):
         "latency=a,b",
         "batch=1..8:x",
         "latnecy=1..2",
+        "network-bandwidth=0.5x,2",
+        "workers=2x,4x",
     ],
 )
 def test_bad_axis_is_one_line(axis):

@@ -209,7 +209,7 @@ def test_redraw_runs_nothing_and_writes_a_page_of_each_paper(paper, results, tmp
 def test_the_page_has_each_plane_of_what_if_yaml(paper, tmp_path):
     (paper.folder / "what_if.yaml").write_text(
         "planes:\n  links:\n    description: By the speed of links.\n    model: alexnet\n    cluster: juwels-booster\n"
-        "    step_time: 0.1\n    samples: 4096\n    vary: ['link-bandwidth=0.001,1']\n"
+        "    step_time: 0.1\n    samples: 4096\n    vary: ['network-bandwidth=0.001x,1x']\n"
     )
     page = write_page(paper, {}, "laptop", tmp_path / "plots")
     text = page.read_text()

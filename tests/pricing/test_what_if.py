@@ -7,6 +7,7 @@ from scalebench.cluster.load import load_cluster
 from scalebench.errors import UsageError
 from scalebench.models.layers import Layer, LayerTable
 from scalebench.pricing.devices import Stated
+from scalebench.pricing.grid import predict
 from scalebench.pricing.platform import Platform
 from scalebench.pricing.prediction import Case, Predictor, Workload
 from scalebench.pricing.what_if import Axis, what_if
@@ -22,19 +23,42 @@ def predictor() -> Predictor:
 
 def test_cell_is_the_prediction_with_its_numbers():
     own = predictor()
-    plane = what_if(own, ALLREDUCE, 16, [Axis("link-bandwidth", (0.5, 1.0, 4.0)), Axis("batch", (8.0, 32.0))])
-    other = own.platform.changed("network bandwidth", 4.0)
+    plane = what_if(own, ALLREDUCE, 16, [Axis("network-bandwidth", (5.0, 10.0, 40.0)), Axis("batch", (8.0, 32.0))])
+    other = own.platform.between_nodes(4.0)
     assert plane.train_s[2, 0] == pytest.approx(float(own.times(ALLREDUCE, 16, [Case(other, 8)]).time[0]))
     assert plane.train_s[1, 1] == pytest.approx(float(own.times(ALLREDUCE, 16, [Case(own.platform, 32)]).time[0]))
     np.testing.assert_allclose(plane.throughput, 2 * 64_000 / plane.train_s)
 
 
 def test_faster_links_move_the_binding_component_from_network_to_compute():
-    plane = what_if(predictor(), ALLREDUCE, 16, [Axis("link-bandwidth", tuple(np.geomspace(0.01, 100, 30)))])
+    plane = what_if(predictor(), ALLREDUCE, 16, [Axis("network-bandwidth", tuple(np.geomspace(0.1, 1000, 30)))])
     bound = [plane.components[place] for place in plane.bound[:, 0]]
     assert bound == sorted(bound, reverse=True)
     assert {bound[0], bound[-1]} == {"network bandwidth", "compute"}
     assert (np.diff(plane.train_s[:, 0]) < 0).all()
+
+
+def test_links_between_nodes_and_inside_them_are_axes_of_their_own():
+    """In Gbit/s of a card or as factors; 200 Gbit/s and 195 GB/s are those of the cluster."""
+    own = Predictor(predictor().workload, Platform(load_cluster("juwels-booster"), Stated(0.01, 32)))
+    base = float(own.times(ALLREDUCE, 16, [Case(own.platform, 32)]).time[0])
+    for name, stated in (("network-bandwidth", 200.0), ("node-bandwidth", 1560.0)):
+        absolute = what_if(own, ALLREDUCE, 16, [Axis(name, (stated / 2, stated))]).train_s[:, 0]
+        relative = what_if(own, ALLREDUCE, 16, [Axis.parse(f"{name}=0.5x,1x")]).train_s[:, 0]
+        np.testing.assert_allclose(absolute, relative)
+        assert absolute[1] == pytest.approx(base)
+        both = float(own.times(ALLREDUCE, 16, [Case(own.platform.changed("network bandwidth", 0.5), 32)]).time[0])
+        assert base < absolute[0] < both
+
+
+def test_few_cells_have_the_interval_of_a_prediction():
+    own = predictor()
+    (point,) = predict(own, [ALLREDUCE], [16]).points
+    plane = what_if(own, ALLREDUCE, 16, [Axis("batch", (8.0, 32.0))])
+    assert (plane.low[1, 0], plane.high[1, 0]) == pytest.approx((point.low_s, point.high_s))
+    assert plane.ends[1, 0] == pytest.approx(point.ends_s)
+    assert plane.high[0, 0] / plane.train_s[0, 0] > 1.5, "batch 8 was taken as proportional"
+    assert what_if(own, ALLREDUCE, 16, [Axis.parse("batch=1..4096:30")]).ends is None
 
 
 def test_jitter_and_few_synchronisations():
@@ -52,7 +76,7 @@ def test_axis_without_effect_is_named():
 @pytest.mark.parametrize(
     ("axes", "strategy", "message"),
     [
-        ([("bandwith", (1.0,))], "allreduce", "link-bandwidth"),
+        ([("bandwith", (1.0,))], "allreduce", "unknown axis 'bandwith'"),
         ([("latency", (0.0,))], "allreduce", "axis latency"),
         ([("batch", (0.5,))], "allreduce", "of 1 or more"),
         ([("batch", (4.0,)), ("batch", (8.0,))], "allreduce", "twice"),
