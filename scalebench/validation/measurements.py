@@ -110,11 +110,12 @@ def family(strategy: str) -> str:
     return "allreduce"
 
 
-def stated_cluster(row: Any, share: float = 1.0, *, one_flow: bool = True) -> Cluster:
+def stated_cluster(row: Any, share: float = 1.0, *, one_flow: bool = True, flow_share: float = 1.0) -> Cluster:
     """Return the links that a published row states, at `share` of their bandwidth.
 
     A network between nodes that is not stated is taken to be as fast as the links inside one. `one_flow`: a ring on the
-    network of cloud instances is one TCP flow to each neighbour, which that network limits.
+    network of cloud instances is one TCP flow to each neighbour, which that network limits; it reaches `flow_share` of
+    that limit.
     """
     intra = next((rate for name, rate in _INTRA.items() if str(row.intra_node).startswith(name)), _PCIE)
     if family(str(row.strategy)) == "server":
@@ -122,7 +123,7 @@ def stated_cluster(row: Any, share: float = 1.0, *, one_flow: bool = True) -> Cl
     stated = float(row.inter_gbps_per_node)
     inter = stated * 1e9 / 8 if math.isfinite(stated) else intra
     if one_flow and "instance" in str(row.inter_node) and family(str(row.strategy)) == "allreduce":
-        inter = min(inter, _FLOW / share)
+        inter = min(inter, flow_share * _FLOW / share)
     slow = any(word in str(row.inter_node) for word in ("instance", "Eth", "GbE"))
     shared_by = _PER_SWITCH if intra == _PCIE else 1
     return _cluster(int(row.devices_per_node), share * intra, shared_by, share * inter, 50e-6 if slow else 4e-6)
@@ -140,7 +141,7 @@ def _cluster(per_node: int, intra: float, shared_by: int, inter: float, latency_
     return Cluster(name="published", nodes=1_000_000, node=node, links=links, reduction=reduction)
 
 
-def communication_s(row: Any, share: float = 1.0, *, one_flow: bool = True) -> float:
+def communication_s(row: Any, share: float = 1.0, *, one_flow: bool = True, flow_share: float = 1.0) -> float:
     """Return seconds of one synchronisation of a published row on its stated links, without overlap.
 
     server: each worker pushes and pulls over its PCIe link (a single one only if variables lie in host memory); a
@@ -149,7 +150,8 @@ def communication_s(row: Any, share: float = 1.0, *, one_flow: bool = True) -> f
     (gather twice, scatter once).
     """
     workers, nodes, nbytes = int(row.workers), int(row.nodes), gradient_bytes(row)
-    cluster, inside = stated_cluster(row, share, one_flow=one_flow), -(-int(row.workers) // int(row.nodes))
+    inside = -(-workers // nodes)
+    cluster = stated_cluster(row, share, one_flow=one_flow, flow_share=flow_share)
     kind = family(str(row.strategy))
     if kind == "server":
         intra = cluster.links.intra

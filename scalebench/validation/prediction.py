@@ -11,9 +11,15 @@ time: by the layers' shares of the backward pass, or evenly where no layer table
 (share of the hidden part that delays the step all the same) are fitted to configurations with base rows at one worker
 and at several, over the whole file. No row of split=hold takes part.
 
+Compute is in proportion to the batch of a worker, as in strong scaling at a fixed global batch, where that of the base
+row is another.
+
 An interval spans e from 0 to 1, links from all (many TCP flows) to the least share of their stated speed that base rows
 of collectives reached, s over its range among the base rows, and widens with the square root of the doublings from the
-base.
+base. It is wider where the base row does not carry the prediction: at another batch, and on real data with more workers
+on a node, which share its input pipeline. Compute lies between the proportional and the unchanged time there, and the
+interval reaches the middle of both on a log scale. Where no base row of the series crosses nodes, a single
+TCP flow may reach no more than the least share of its limit, too.
 """
 
 from __future__ import annotations
@@ -88,12 +94,13 @@ def buckets_of(model: str, nbytes: float) -> Buckets:
 
 
 class _Assumed(NamedTuple):
-    """Parameters of a prediction: e, s, the share of stated bandwidths, and the limit of one TCP flow."""
+    """Parameters of a prediction: e, s, the share of stated bandwidths, and the limit of one TCP flow and its share."""
 
     unhidden: float
     jitter: float
     share: float = 1.0
     one_flow: bool = True
+    flow_share: float = 1.0
 
 
 def predict_published(table: pd.DataFrame) -> tuple[pd.DataFrame, Overheads]:
@@ -159,7 +166,7 @@ def _pairs(base: pd.DataFrame) -> Iterator[tuple[Any, Any]]:
 
 def _step(row: Any, assumed: _Assumed) -> Callable[[float], float]:
     """Return the seconds of the step of `row` as a function of the seconds of compute."""
-    whole = communication_s(row, assumed.share, one_flow=assumed.one_flow)
+    whole = communication_s(row, assumed.share, one_flow=assumed.one_flow, flow_share=assumed.flow_share)
     buckets = buckets_of(str(row.model), gradient_bytes(row))
 
     def seconds(compute: float) -> float:
@@ -187,21 +194,40 @@ def _predict_steps(series: pd.DataFrame, overheads: Overheads) -> list[dict[str,
     timed = series.assign(seconds=[step_seconds(row, float(row.value)) for row in records(series)])
     base = max(records(timed[timed["split"] == "base"]), key=lambda row: row.workers)
     quiet, busy = overheads.jitter_range
-    cases = [
+    seen = [
         _Assumed(0.0, quiet, one_flow=False),
         _Assumed(overheads.unhidden, overheads.jitter),
         _Assumed(1.0, busy, overheads.least_share),
     ]
-    computes = [_compute(base, assumed) for assumed in cases]
+    unseen = [*seen[:2], seen[2]._replace(flow_share=overheads.least_share)]
+    computes = [_compute(base, assumed) for assumed in seen]
     rows = []
     for row in records(timed[timed["split"] == "hold"]):
         doublings = abs(math.log2(row.workers / base.workers))
         margin = math.exp(overheads.quantile * overheads.per_doubling * math.sqrt(doublings))
-        low, centre, high = (_step(row, case)(own) for own, case in zip(computes, cases, strict=True))
+        cases = unseen if row.nodes > 1 == base.nodes else seen
+        samples, least, most = _compute_range(row, base)
+        factors = (samples * least, samples, samples * most)
+        low, centre, high = (
+            _step(row, case)(own * factor) for own, case, factor in zip(computes, cases, factors, strict=True)
+        )
         rows.append(
-            prediction_row(row, centre, min(low / margin, centre), max(high * margin, centre), base.seconds, doublings)
+            prediction_row(
+                row, centre, min(low / margin, centre), max(high * margin, centre), base.seconds * samples, doublings
+            )
         )
     return rows
+
+
+def _compute_range(row: Any, base: Any) -> tuple[float, float, float]:
+    """Return the compute of `row` relative to that of its base, and the least and the most of it relative to that."""
+    samples = float(row.batch_per_worker) / float(base.batch_per_worker)
+    samples = samples if math.isfinite(samples) else 1.0
+    least, most = math.sqrt(min(1.0, 1 / samples)), math.sqrt(max(1.0, 1 / samples))
+    if pd.notna(row.data) and not str(row.data).startswith("synthetic"):
+        inside = [one.workers / one.nodes for one in (base, row)]
+        most *= math.sqrt(max(1.0, inside[1] / inside[0]))
+    return samples, least, most
 
 
 def _wait(workers: float) -> float:

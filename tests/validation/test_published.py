@@ -142,3 +142,34 @@ def test_buckets_are_released_by_the_layers_of_a_known_model() -> None:
         assert buckets[-1][1] == pytest.approx(1.0)
     assert sum(part for part, release in known if release < 0.1) > 0.85
     assert [release for _, release in unknown] == pytest.approx([k / 10 for k in range(1, 11)])
+
+
+def test_compute_follows_the_batch_of_a_worker_in_strong_scaling() -> None:
+    """Half of the batch takes half of the step, also by linear scaling, and the interval reaches further up."""
+    table = some_rows("PyTorch DDP")
+    base = table[(table["split"] == "base") & (table["workers"] == 1)].head(1)
+    held = pd.concat(
+        [base.assign(split="hold"), base.assign(split="hold", batch_per_worker=base["batch_per_worker"] / 2)]
+    )
+    found, _ = predict_published(pd.concat([base, held], ignore_index=True))
+    same, half = records(found)
+    assert half.predicted_s == pytest.approx(same.predicted_s / 2, rel=1e-3)
+    assert half.linear_s == pytest.approx(same.linear_s / 2)
+    highest, lowest = (max(step_seconds(held.iloc[1], end) for end in (half.low, half.high)), half.predicted_s)
+    assert highest == pytest.approx(lowest * 2**0.5, rel=0.02)
+
+
+def test_workers_that_share_an_input_pipeline_have_wider_intervals() -> None:
+    table = some_rows("TensorFlow")
+    real = table[(table["data"] == "real")]
+    series = real[real["series"] == real.loc[real["workers"] == 8, "series"].iloc[0]]
+    synthetic = series.assign(data="synthetic")
+    shared, alone = (predict_published(rows.reset_index(drop=True))[0] for rows in (series, synthetic))
+    assert (shared["predicted"] == alone["predicted"]).all()
+    assert (shared["low"] < alone["low"]).all(), "of throughput"
+
+
+def test_nine_of_ten_intervals_hold_on_every_source() -> None:
+    table, _ = read_published(FILE)
+    found = error_by_source(with_errors(predict_published(table)[0]))
+    assert (found["held"] >= 0.9).all()
