@@ -1,28 +1,24 @@
-"""The plan of a study as `scalebench run --dry-run` prints it: its points, its training, and an estimate."""
+"""The plan of a study as `scalebench run --dry-run` prints it: a matrix of its points, its training, and an estimate.
+
+Rows are strategies, columns worker counts; each cell marks in which executions its point runs, and how much is done.
+"""
 
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from scalebench.cli.terminal_table import TableColumn, TerminalTable, print_results
 from scalebench.comm.engines import cores
-from scalebench.formatting import counted
+from scalebench.formatting import OVERSUBSCRIBED, counted
 
 if TYPE_CHECKING:
     from scalebench.launch.study_run import Standing
     from scalebench.study.spec import Run
 
-_Point = tuple[str, int, str, str, bool]
-_COLUMNS = (
-    TableColumn("strategy", shared=True),
-    TableColumn("workers"),
-    TableColumn("execution", shared=True),
-    TableColumn("engine", left=True),
-    TableColumn("repetitions"),
-    TableColumn("steps per epoch", spare=2),
-    TableColumn("batch per worker", spare=1),
-)
+_Point = tuple[str, int, str]  # strategy, workers and execution
+_MARKS = {"virtual": "v", "modelled": "m", "native": "n", "paced": "p"}  # in the order of a cell
 
 
 def show_plan(standing: Standing, jobs: int | None) -> None:
@@ -63,27 +59,72 @@ def _expected(standing: Standing, jobs: int) -> str:
 def _table(standing: Standing) -> TerminalTable:
     plan = standing.plan
     runs, until = plan.sweep.runs, plan.study.until
-    place = {str(strategy): number for number, strategy in enumerate(plan.study.strategies)}
-    points = Counter[_Point]()
-    for run in sorted(runs, key=lambda run: (run.execution, place[str(run.strategy)], run.workers)):
-        points[_point_of(run)] += 1
     made = [run for run in standing.done if run.trial is None]
-    done = Counter(map(_point_of, made))
-    rows = []
-    for point, count in points.items():
-        strategy, workers, execution, engine, oversubscribed = point
-        shards = plan.prepared.plans[workers]
-        repetitions = f"{count} to {until.at_most}" if until else str(count)
-        repetitions += f" ({done[point]} done)" * bool(done[point])
-        mark = " (oversubscribed)" * oversubscribed
-        values = (strategy, f"{workers}{mark}", execution, engine, repetitions, shards.steps(0), shards.batch_size)
-        rows.append([str(value) for value in values])
+    counts = sorted({run.workers for run in runs})
+    shards = [plan.prepared.plans[workers] for workers in counts]
+    rows = [
+        *_strategies(plan.study.strategies, counts, runs, made),
+        ["steps per epoch", "", *(str(shard.steps(0)) for shard in shards)],
+        ["batch per worker", "", *(str(shard.batch_size) for shard in shards)],
+    ]
+    columns = [TableColumn("workers", left=True), TableColumn("engine", left=True, spare=1)]
+    for number, workers in enumerate(counts):
+        is_last = number == len(counts) - 1
+        columns.append(TableColumn(str(workers), spare=0 if is_last else 2 + number % 2))
+    if not any(row[1] for row in rows):  # nothing runs in real processes
+        columns, rows = [columns[0], *columns[2:]], [[row[0], *row[2:]] for row in rows]
     most = f" at least, {len(runs) + len(plan.sweep.further)} at most" if until else ""
     there = f", {len(made)} done" * bool(made)
-    return TerminalTable(f"{plan.study.name}: {counted(len(runs), 'run')}{most}{there}", _COLUMNS, rows)
+    title = f"{plan.study.name}: {counted(len(runs), 'run')}{most}{there}"
+    return TerminalTable(title, columns, rows, [_legend(standing)])
+
+
+def _strategies(
+    strategies: Sequence[object], counts: Sequence[int], runs: Sequence[Run], made: Sequence[Run]
+) -> list[list[str]]:
+    """Return a row for each strategy: its name, the engine of its real processes, and the marks at each count."""
+    from scalebench.launch.planning import is_oversubscribed
+
+    planned = Counter(map(_point_of, runs))
+    done = Counter(map(_point_of, made))
+    crowded = {_point_of(run) for run in runs if is_oversubscribed(run)}
+    usual = max(planned.values(), default=0)
+    rows = []
+    for strategy in map(str, strategies):
+        engines = {run.engine for run in runs if str(run.strategy) == strategy and run.engine != "virtual"}
+        cells = []
+        for workers in counts:
+            marks = []
+            for execution, mark in _MARKS.items():
+                point = (strategy, workers, execution)
+                number = planned[point]
+                if not number:
+                    continue
+                sign = OVERSUBSCRIBED * (point in crowded)
+                if done[point] >= number:
+                    sign += ":done"
+                elif done[point] or number != usual:
+                    sign += f":{done[point]}/{number}"
+                marks.append(f"{mark}{sign}")
+            cells.append(" ".join(marks) or "-")
+        rows.append([strategy, ", ".join(sorted(engines)), *cells])
+    return rows
+
+
+def _legend(standing: Standing) -> str:
+    """Return the meaning of the marks that the table has, and the repetitions of each."""
+    from scalebench.launch.planning import is_oversubscribed
+
+    runs, until = standing.plan.sweep.runs, standing.plan.study.until
+    executions = {run.execution for run in runs}
+    named = [f"{mark} {execution}" for execution, mark in _MARKS.items() if execution in executions]
+    if any(map(is_oversubscribed, runs)):
+        named.append(f"{OVERSUBSCRIBED} oversubscribed")
+    usual = max(Counter(map(_point_of, runs)).values(), default=0)
+    each = f"{usual} to {until.at_most} repetitions" if until else counted(usual, "repetition")
+    progress = ", done/planned where that differs or some are done" if standing.done else ""
+    return f"{', '.join(named)}; {each} of each{progress}"
 
 
 def _point_of(run: Run) -> _Point:
-    from scalebench.launch.planning import is_oversubscribed
-
-    return str(run.strategy), run.workers, run.execution, run.engine, is_oversubscribed(run)
+    return str(run.strategy), run.workers, run.execution
