@@ -45,6 +45,8 @@ def _oversubscribed(results: Results) -> list[str]:
 def _cycle(table: pd.DataFrame, results: Results) -> list[str]:
     """Compare a step of plain Horovod with one of allreduce, at the smallest worker count that both have."""
     table = table[is_representative(table) & (table["workers"] > 1) & table["label"].isin(("horovod", "allreduce"))]
+    if table.empty:
+        return []
     table = table.assign(step_s=table["train_s"] / table["steps_per_epoch"] / float(results.completed["epochs"].max()))
     for execution in EXECUTIONS:
         own = table[table["execution"] == execution].drop_duplicates(["label", "workers"])
