@@ -14,38 +14,55 @@ from scalebench import __version__
 from scalebench.cli.options import verbosity_options
 from scalebench.errors import ScalebenchError, in_one_line, nearest, place_in_own_code
 
-# name -> (module:object, line in `--help`); one line adds a command.
-COMMANDS = {  # name -> line in `--help`; the module of a command has its name
-    "init": "Write a commented study.yaml to begin from.",
-    "run": "Run a scaling study, real and virtual, and keep every number.",
-    "status": "Say what of a study is done, and how long the rest will take.",
-    "retry": "Run a study's failed runs again.",
-    "calibrate": "Measure this machine and a model once, for many studies.",
-    "recalibrate": "Give finished virtual runs new times, without training.",
-    "plot": "Draw a study's figures, each with the numbers it shows.",
-    "table": "Print a study's numbers for a paper: LaTeX, Markdown, CSV.",
-    "check": "Check a study's method: what a reviewer would object to.",
-    "compare": "Compare two studies, or two strategies: what became slower?",
-    "report": "Write a study on one page: answer, figures, method.",
-    "laws": "Fit scaling laws: how many workers are worth running.",
-    "validate": "Predict published measurements, and say how wrong it was.",
-    "export": "Write a study as Parquet, as JSON, or for MLflow.",
-    "artifact": "Pack a study for a reviewer, with a script.",
-    "predict": "Predict trainings on a machine that is not here, without training.",
-    "what-if": "Price a training with other numbers: what binds it where.",
-    "reproduce": "Run a paper's studies, and put its numbers beside ours.",
-    "explain": "Explain a strategy: its rule, its options, what it sends.",
-    "trace": "Trace one short run: what each worker did, and when.",
-    "list": "List strategies, data sets, models, clusters or figures.",
-    "doctor": "Say what this machine has, and what adds the rest.",
-    "install": "Build and install Horovod for the PyTorch that is here.",
-    "schema": "Print the JSON Schema of study files, for editors.",
+GROUPS = {  # heading in `--help` -> name of a command -> its line there; the module of a command has its name
+    "Start": {
+        "init": "Write a commented study.yaml to begin from.",
+        "list": "List strategies, data sets, models, clusters or figures.",
+        "explain": "Explain a strategy: its rule, its options, what it sends.",
+        "doctor": "Say what this machine has, and what adds the rest.",
+        "install": "Build and install Horovod for the PyTorch that is here.",
+        "schema": "Print the JSON Schema of study files, for editors.",
+    },
+    "Run": {
+        "run": "Run a scaling study, real and virtual, and keep every number.",
+        "status": "Say what of a study is done, and how long the rest will take.",
+        "calibrate": "Measure this machine and a model once, for many studies.",
+        "recalibrate": "Give finished virtual runs new times, without training.",
+        "reproduce": "Run a paper's studies, and put its numbers beside ours.",
+    },
+    "Look": {
+        "plot": "Draw a study's figures, each with the numbers it shows.",
+        "table": "Print a study's numbers for a paper: LaTeX, Markdown, CSV.",
+        "report": "Write a study on one page: answer, figures, method.",
+        "trace": "Trace one short run: what each worker did, and when.",
+    },
+    "Judge": {
+        "check": "Check a study's method: what a reviewer would object to.",
+        "compare": "Compare two studies, or two strategies: what became slower?",
+        "laws": "Fit scaling laws: how many workers are worth running.",
+        "validate": "Predict published measurements, and say how wrong it was.",
+    },
+    "Predict": {
+        "predict": "Predict times and cost on a machine that is not here.",
+        "what-if": "Price a training with other numbers: what binds it where.",
+    },
+    "Share": {
+        "export": "Write a study as JSON, as Parquet, or for MLflow.",
+        "artifact": "Pack a study for a reviewer, with a script.",
+    },
 }
+COMMANDS = {name: line for group in GROUPS.values() for name, line in group.items()}
+ALIASES = ("retry",)  # names of version 0.1, which `--help` does not show
 
 if TYPE_CHECKING or not (sys.stdout and sys.stdout.isatty()):
     from click import Group
+
+    PANELS: dict[str, Any] = {}
 else:  # rich's panels cost as much as the rest of `--help`: only on a terminal
+    from rich_click import RichCommandPanel
     from rich_click import RichGroup as Group
+
+    PANELS = {"panels": [RichCommandPanel(heading, commands=list(group)) for heading, group in GROUPS.items()]}
 
 
 def command_of(name: str) -> click.Command:
@@ -64,11 +81,18 @@ class LazyGroup(Group):
         """A placeholder with the help line; `resolve_command` imports the command."""
         return click.Command(cmd_name, help=COMMANDS[cmd_name]) if cmd_name in COMMANDS else None
 
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """Write a section for each group; on a terminal panels stand in their place."""
+        width = max(map(len, COMMANDS))
+        for heading, lines in GROUPS.items():
+            with formatter.section(heading):
+                formatter.write_dl([(name.ljust(width), line) for name, line in lines.items()])
+
     def resolve_command(
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
         name = args[0]
-        if name not in COMMANDS:
+        if name not in COMMANDS and name not in ALIASES:
             if name.startswith("-"):
                 ctx.fail(f"no such option {name!r}")
             ctx.fail(f"unknown command {name!r}; {nearest(name, COMMANDS)}")
@@ -118,7 +142,7 @@ def _leave(message: str, code: int) -> NoReturn:
     sys.exit(code)
 
 
-@click.group(cls=LazyGroup, context_settings={"help_option_names": ["-h", "--help"]})
+@click.group(cls=LazyGroup, context_settings={"help_option_names": ["-h", "--help"]}, **PANELS)
 @click.version_option(__version__, prog_name="scalebench")
 @verbosity_options
 def main() -> None:
