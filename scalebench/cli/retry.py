@@ -1,4 +1,4 @@
-"""`scalebench retry [RESULTS]`: repeat the failed runs of a study."""
+"""`scalebench retry [RESULTS]`: the name that `scalebench run RESULTS --retry` had in version 0.1."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from scalebench.errors import ResultsError
 from scalebench.records.folder import STUDY
 
 
-@click.command()
+@click.command(hidden=True)
 @results_argument
 @jobs_option
 @launcher_option
@@ -27,7 +27,7 @@ from scalebench.records.folder import STUDY
 @table_options
 @verbosity_options
 def retry(results: Path | None, jobs: int | None, fail_fast: bool, against: tuple[str, ...], full: bool) -> int:
-    """Run again what failed, diverged or timed out in RESULTS (of several the newest; default: results/).
+    """Run again what failed, diverged or timed out in RESULTS, as `run RESULTS --retry` (default: the newest study).
 
     The rows of the failed attempts stay; the latest attempt counts. Runs that were never tried are left to `run`.
     Relative paths in the study are seen from where it was begun, wherever RESULTS is named from.

@@ -12,18 +12,62 @@ from click.core import ParameterSource
 from scalebench.cli.options import (
     PATH,
     STRATEGY,
+    all_of,
     jobs_option,
     keep_going_option,
     launcher_option,
     table_options,
+    verbosity,
     verbosity_options,
 )
 from scalebench.cli.run_common import enter_first_folder, run_plan
-from scalebench.cli.study_options import STUDY_OPTIONS, set_option, study_argument, study_options
+from scalebench.cli.study_options import STUDY_OPTIONS, flag_of, set_option, study_argument, study_options
+from scalebench.errors import UsageError
 from scalebench.records.folder import STUDY
+
+# flags of version 0.1 that are keys for `--set` alone in the next one
+_OLD_FLAGS = (
+    "lr_policy",
+    "dtype",
+    "seed",
+    "save_weights",
+    "init_weights",
+    "patience",
+    "native_budget_s",
+    "calibration_budget_s",
+)
+_PANELS = {  # of `--help`; the options that are in none stand in the last
+    "What runs": ("--strategy", "--workers", "--dataset", "--model", "--epochs", "--lr"),
+    "Where": ("--execution", "--cluster"),
+    "How long": ("--repetitions", "--dry-run"),
+    "Output": ("--name", "--output"),
+    "For experts": (
+        "--set",
+        "--scaling",
+        "--batch-per-worker",
+        "--batch-global",
+        "--data-dir",
+        "--engine",
+        "--device-step-time",
+        "--calibration",
+        "--require-quiet",
+        "--until",
+        "--retry",
+        "--fail-fast",
+        "--jobs",
+        "--launcher",
+        "--new",
+        "--against",
+        "--full",
+        "--quiet",
+        "--verbose",
+        "--help",
+    ),
+}
 
 
 @click.command()
+@all_of(*(click.option_panel(heading, options=list(flags)) for heading, flags in _PANELS.items()))
 @study_argument
 @click.option(
     "--strategy",
@@ -32,7 +76,7 @@ from scalebench.records.folder import STUDY
     metavar=STRATEGY,
     help="Strategy, or your own as file.py:Class; options also as 'NAME: {option: value}'; repeatable.",
 )
-@study_options(*STUDY_OPTIONS)
+@study_options(*STUDY_OPTIONS, hidden=_OLD_FLAGS)
 @click.option("--until", metavar="WIDTH", help="Repeat each point until its time is known so well, as 5%.")
 @set_option
 @jobs_option
@@ -40,6 +84,7 @@ from scalebench.records.folder import STUDY
     "--output", type=PATH, default=Path("results"), show_default=True, help="Folder that gets one folder per study."
 )
 @click.option("--new", is_flag=True, help="A changed study of the same name goes to a folder of its own, NAME-2 ...")
+@click.option("--retry", is_flag=True, help="Make the failed runs again, and no other.")
 @launcher_option
 @keep_going_option
 @click.option("--dry-run", is_flag=True, help="Show the runs and an estimate, and run nothing.")
@@ -50,6 +95,7 @@ def run(
     jobs: int | None,
     output: Path,
     new: bool,
+    retry: bool,
     fail_fast: bool,
     against: tuple[str, ...],
     full: bool,
@@ -64,8 +110,10 @@ def run(
     it is. Results go to OUTPUT/<study>; the same command goes on where an interrupted one stopped. Ctrl-C finishes the
     runs under way, a second one abandons them.
 
-    A study.yaml in a folder of results goes on there, wherever that is, unless other options than those of how to run
-    it make it another study.
+    A folder of results, or the study.yaml in it, goes on there, wherever that is, unless other options than those of
+    how to run it make it another study.
+
+    Every key of a study that has no option here is set by --set; `scalebench schema` has them all.
 
     The exit code is 0 if every run was made, 1 if one failed, 2 for a request that cannot be met, 3 if runs are left
     (the last line says which, and why), and 128 + its number if a signal ended the command.
@@ -73,7 +121,12 @@ def run(
     from scalebench.launch.planning import plan_study
     from scalebench.study.load import load_study
 
+    for key in filter(_chosen, _OLD_FLAGS):
+        if verbosity() >= 0:
+            click.echo(f"note: the next version has --set {key}=... in place of {flag_of(key)}", err=True)
     strategies = list(flags.pop("strategies")) or None
+    if study is not None and study.is_dir():
+        study /= STUDY
     if study is not None and not (new or strategies or sets or until or _chosen("output", *flags)):
         study, output = _where_it_lies(study, output)
     if until is not None:
@@ -83,6 +136,9 @@ def run(
         from scalebench.records.study_file import with_a_folder_of_its_own
 
         wanted = with_a_folder_of_its_own(output, wanted)
+    if retry and not _has_failures(output / wanted.name):
+        click.echo(f"no failed runs in {output / wanted.name}/")
+        return 0
     plan = plan_study(wanted)
     if dry_run:
         from scalebench.cli.dry_run import show_plan
@@ -92,7 +148,16 @@ def run(
         plan.prepared.notes += look_at_model(plan)
         show_plan(standing(plan, output / plan.study.name), jobs)
         return 0
-    return run_plan(plan, output, jobs=jobs, fail_fast=fail_fast, against=against, full=full)
+    return run_plan(plan, output, jobs=jobs, fail_fast=fail_fast, only_failed=retry, against=against, full=full)
+
+
+def _has_failures(folder: Path) -> bool:
+    """Return True if runs of the study in `folder` failed; a folder without a study is refused."""
+    from scalebench.records.progress import progress_of
+
+    if not (folder / STUDY).is_file():
+        raise UsageError(f"--retry: {folder} holds no study; leave --retry out to run it")
+    return bool(progress_of(folder).failures)
 
 
 def _chosen(*names: str) -> bool:

@@ -72,7 +72,7 @@ def status(results: Path | None, as_json: bool) -> None:
     elif left:
         click.echo("not running; the command that began it goes on with it")
     if progress.failures and not owner:
-        click.echo(f"to run the failed ones again: scalebench retry {folder}")
+        click.echo(f"to run the failed ones again: scalebench run {folder} --retry")
 
 
 def _expected(progress: Progress) -> list[str]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Container
 from typing import Any, TypeVar
 
 import rich_click as click
@@ -13,7 +13,7 @@ _F = TypeVar("_F", bound=Callable[..., Any])
 _LR_POLICIES = ["constant", "linear", "cosine", "step", "optimizer_steps"]
 _EXECUTIONS = (
     "native: real processes at their own speed; paced: real processes slowed to --device-step-time; virtual: real "
-    "training in simulated time; modelled: simulated time without training; auto: virtual, and native where the cores "
+    "training in virtual time; modelled: virtual time without training; auto: virtual, and native where the cores "
     "allow."
 )
 STUDY_OPTIONS: dict[str, dict[str, Any]] = {
@@ -71,10 +71,13 @@ set_option = click.option(
 )
 
 
-def study_options(*keys: str) -> Callable[[_F], _F]:
-    """Return a decorator that adds the options of `keys`; None where an option is not given."""
-    return all_of(*(click.option(_flag(key), key, **STUDY_OPTIONS[key]) for key in keys))
+def study_options(*keys: str, hidden: Container[str] = ()) -> Callable[[_F], _F]:
+    """Return a decorator that adds the options of `keys`; None where an option is not given.
+
+    `--help` does not show those that are `hidden`.
+    """
+    return all_of(*(click.option(flag_of(key), key, hidden=key in hidden, **STUDY_OPTIONS[key]) for key in keys))
 
 
-def _flag(key: str) -> str:
+def flag_of(key: str) -> str:
     return "--native-budget" if key == "native_budget_s" else f"--{key.replace('_', '-')}"

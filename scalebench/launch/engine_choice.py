@@ -88,7 +88,7 @@ def native_points(
         return None
     check_provided(strategy, engine, engines.provides(engine))
     if not engines.carries(engine, study.dtype):
-        raise EngineError(f"strategy {component.name}: engine {engine} cannot carry {study.dtype}; use another --dtype")
+        raise EngineError(f"strategy {component.name}: engine {engine} cannot carry {study.dtype}; use another dtype")
     wire = strategy.traits.wire
     if wire is not None and not engines.carries(engine, wire):
         raise EngineError(f"strategy {component}: engine {engine} cannot carry {wire}; use fp16, or another --engine")

@@ -258,7 +258,7 @@ class _Launch:
                 who = pulse.silent(run.workers, server_ranks(run)) if run is not None else pulse.silent(self._ranks)
                 if is_stopped(process.pid):  # ranks ask it where the others are
                     who = f"{engines.launcher()} is stopped; {who}"
-                error = f"no worker showed a sign of life for {silent_s:.0f} s (--patience): {who}"
+                error = f"no worker showed a sign of life for {silent_s:.0f} s (patience): {who}"
                 return Death("failed", error, run.run_id if run is not None else "")
             if run is not None and elapsed > run.time_limit_s:
                 stopped = pulse.stopped(run.workers, server_ranks(run))

@@ -265,7 +265,7 @@ class StudyRun:
                 else:
                     _redact_logs(logs)
         if self._left(virtual=False) and not self._stopping():
-            self.tally.why_left = f"the {seconds(budget_s)} for real runs are over (--native-budget)"
+            self.tally.why_left = f"the {seconds(budget_s)} for real runs are over (native_budget_s)"
 
     def _simulate(self, left: Callable[[], list[Run]], simulator: Simulator, jobs: int) -> None:
         """Simulate the runs that are `left`, and name the engines of which nothing is measured."""

@@ -56,7 +56,7 @@ class VirtualHorovod(GradientAveraging):
     def check(self, setting: Setting) -> list[str]:
         if setting.training.dtype == "bfloat16":
             raise StudyError(
-                "strategy horovod: Horovod has no bfloat16 for torch; use --dtype float32, or another strategy"
+                "strategy horovod: Horovod has no bfloat16 for torch; use --set dtype=float32, or another strategy"
             )
         return []
 

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import csv
+import re
 from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
 from types import SimpleNamespace
 
+import click
 import pytest
 
-from scalebench.cli.main import main
+from scalebench.cli.main import command_of, main
 from scalebench.cli.run_common import run_plan
 from scalebench.comm import engines
 from scalebench.launch.stopping_rule import Tally
@@ -100,7 +102,7 @@ def rows(tmp_path: Path) -> list[dict[str, str]]:
         (["--execution", "paced"], "--device-step-time"),
         (["--dataset", "mnist", "--data-dir", "nowhere"], "train-images-idx3-ubyte"),
         (["--scaling", "weak", "--dataset", "digits"], "synthetic"),
-        (["--init-weights", "nowhere.npz", "--dataset", "wine"], "cannot read nowhere.npz"),
+        (["--set", "init_weights=nowhere.npz", "--dataset", "wine"], "cannot read nowhere.npz"),
         (["--calibration", "nowhere.json", "--dataset", "wine", "--execution", "virtual"], "cannot read nowhere.json"),
         (["--model", "nowhere.py:net"], "nowhere.py"),
         (["--name", "../../escape"], "name"),
@@ -177,9 +179,9 @@ def test_horovod_with_bfloat16_is_refused(refused, monkeypatch, execution):
         "0.02",
         "--dry-run",
     )
-    said = refused(*options, "--strategy", "horovod", "--dtype", "bfloat16")
+    said = refused(*options, "--strategy", "horovod", "--set", "dtype=bfloat16")
     assert said.startswith("scalebench: error: strategy horovod: ")
-    assert "Horovod has no bfloat16 for torch" in said or "cannot carry bfloat16; use another --dtype" in said
+    assert "Horovod has no bfloat16 for torch" in said or "cannot carry bfloat16; use another dtype" in said
     if execution != "virtual":
         wire = ("--engine", "horovod", "--set", "strategies=[{allreduce: {compression: bf16}}]")
         assert "engine horovod cannot carry bfloat16; use fp16, or another --engine" in refused(*options, *wire)
@@ -230,8 +232,14 @@ def test_dry_run_prints_the_plan_and_runs_nothing(scalebench, tmp_path):
     assert "steps per epoch" in done.stdout
     assert "core-hours" in done.stdout
     assert "model mlp(hidden=[128]) in float32, data wine, 6 epochs, sgd(momentum=0.9) at lr 0.03" in done.stdout
+    rows = {line.split()[0]: line.split()[1:] for line in done.stdout.splitlines()[1:10]}
+    columns = rows["workers"][rows["workers"].index("1") :]
+    assert columns == ["1", "2", "4"]
     for strategy in ("serial", "allreduce", "horovod", "ddp", "epoch_average", "epoch_async"):
-        assert strategy in done.stdout
+        assert rows[strategy][-1] == ("-" if strategy == "serial" else "v"), "real ones end below 4 on this machine"
+    assert "v virtual" in done.stdout
+    assert "3 repetitions of each" in done.stdout
+    assert len(done.stdout.splitlines()) < 20
     assert not (tmp_path / "results").exists()
 
 
@@ -242,7 +250,7 @@ def test_dry_run_counts_what_is_done_and_refuses_what_run_refuses(scalebench, tm
     more = [*study, "--repetitions", "3", "--dry-run"]
     done = scalebench(*more)
     assert "mine: 6 runs, 2 done" in done.stdout
-    assert "3 (1 done)" in done.stdout
+    assert "v:1/3" in done.stdout
     kept = tmp_path / "results" / "mine" / "calibration.json"
     for spoil, said in (
         (lambda: kept.write_text(kept.read_text().replace('"given"', '"other"')), "has changed since it charged"),
@@ -351,13 +359,13 @@ def test_quiet_prints_one_line_and_verbose_every_run(scalebench):
 def test_saved_weights_can_be_initial_weights(scalebench, tmp_path):
     import numpy as np
 
-    assert scalebench(*SMALL, "--strategy", "allreduce", "--workers", "2", "--save-weights").returncode == 0
+    assert scalebench(*SMALL, "--strategy", "allreduce", "--workers", "2", "--set", "save_weights=true").returncode == 0
     (first,) = (tmp_path / "results").rglob("*.npz")
     kept = np.load(first)
     assert kept["initial"].shape == kept["final"].shape
     assert np.abs(kept["final"] - kept["initial"]).max() > 0
-    arguments = [*SMALL, "--strategy", "allreduce", "--workers", "2", "--save-weights", "--output", "more"]
-    assert scalebench(*arguments, "--init-weights", first).returncode == 0
+    arguments = [*SMALL, "--strategy", "allreduce", "--workers", "2", "--set", "save_weights=true", "--output", "more"]
+    assert scalebench(*arguments, "--set", f"init_weights={first}").returncode == 0
     (second,) = (tmp_path / "more").rglob("*.npz")
     np.testing.assert_array_equal(np.load(second)["initial"], kept["final"])
 
@@ -366,7 +374,7 @@ def test_initial_weights_of_another_model_are_refused(refused, tmp_path):
     import numpy as np
 
     np.savez(tmp_path / "other.npz", final=np.zeros(7))
-    assert "holds 7 numbers, the model has" in refused(*SMALL, "--init-weights", "other.npz")
+    assert "holds 7 numbers, the model has" in refused(*SMALL, "--set", "init_weights=other.npz")
 
 
 @pytest.mark.parametrize("flag", ["scaling", "lr_policy", "execution", "engine", "dtype"])
@@ -451,3 +459,26 @@ def test_exit_code_is_zero_only_if_every_run_was_made(monkeypatch, capsys, tmp_p
     last = capsys.readouterr().out.splitlines()[-1]
     assert last.startswith(said or "2 runs completed")
     assert last.endswith("the same command goes on with them") == bool(said)
+
+
+def test_help_has_twelve_options_before_those_for_experts(scalebench):
+    said = scalebench("--help").stdout
+    panels = re.findall(r"^╭─ (.+?) ─", said, re.MULTILINE)
+    assert panels == ["What runs", "Where", "How long", "Output", "For experts"]
+    first, experts = said.split("╭─ For experts")
+    assert len(re.findall(r"^│ --[a-z]", first, re.MULTILINE)) == 12
+    for option in command_of("run").params:
+        if isinstance(option, click.Option):
+            assert (f"│ {option.opts[0]}" in first + experts) is not option.hidden, option.name
+    assert "--patience" not in said
+
+
+def test_hidden_flags_still_work_and_name_their_key(scalebench, tmp_path):
+    small = [*SMALL, "--strategy", "allreduce", "--workers", "2"]
+    done = scalebench(*small, "--seed", "3")
+    assert "note: the next version has --set seed=... in place of --seed" in done.stderr
+    assert [row["seed"] for row in rows(tmp_path)] == ["3"]
+    done = scalebench(*small, "--set", "seed=3")
+    assert "1 were there before" in done.stdout
+    assert "next version" not in done.stderr
+    assert "next version" not in scalebench(*small, "--seed", "3", "--quiet").stderr

@@ -76,7 +76,7 @@ def test_status_counts_done_and_failed_runs(half_failed):
     assert "mine: 3 of 5 runs done, 2 failed, 0 remaining" in said
     assert "failed: epoch_average-w1-r0-virtual-" in said
     assert "it broke, see [red]" in said
-    assert "scalebench retry results/mine" in said
+    assert "scalebench run results/mine --retry" in said
     facts = json.loads(half_failed("status", "results/mine", "--json"))
     assert (facts["planned"], facts["done"], len(facts["failed"]), facts["remaining"]) == (5, 3, 2, {})
 
@@ -91,6 +91,14 @@ def test_retry_repeats_only_failed_runs(half_failed, tmp_path):
     assert "5 of 5 runs done, 0 failed" in half_failed("status")
     assert "no failed runs in results/mine/" in half_failed("retry")
     assert "no failed runs in results/mine/" in half_failed("retry", "results"), "the folder given to run --output"
+
+
+@pytest.mark.parametrize("study", ["results/mine", "study.yaml"])
+def test_run_with_retry_repeats_only_failed_runs(half_failed, study):
+    words = ("run", study, "--retry", "--jobs", "1")
+    assert "2 runs completed, 3 were there before" in half_failed(*words)
+    assert "no failed runs in results/mine/" in half_failed(*words).replace(f"{Path.cwd()}/", "")
+    assert "--retry: results/mine2 holds no study" in half_failed(*words, "--name", "mine2", code=2)
 
 
 def test_retry_works_inside_the_folder(half_failed, tmp_path, monkeypatch):

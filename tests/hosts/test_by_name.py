@@ -116,7 +116,7 @@ def test_host_whose_link_is_down_for_good_is_named(hosts, begin, tmp_path, strat
     finally:
         subprocess.run([*login, "up"], check=True, timeout=30)
     (error,) = errors_in(tmp_path)
-    assert re.match(r"no worker showed a sign of life for \d+ s \(--patience\): .* had stopped while training", error)
+    assert re.match(r"no worker showed a sign of life for \d+ s \(patience\): .* had stopped while training", error)
     assert "; n2 with rank 2 does not answer: check that host and its network" in error
     assert process.returncode == 2
     assert "n2 no longer answers" in " ".join(printed.split())

@@ -131,7 +131,7 @@ def test_silent_run_is_ended_and_one_that_computes_goes_on(tmp_path):
     hung = found.outcomes["hung"]
     assert hung.status == "failed"
     assert re.fullmatch(
-        r"no worker showed a sign of life for \d+ s \(--patience\): rank 1 had stopped while training, in go_wrong, "
+        r"no worker showed a sign of life for \d+ s \(patience\): rank 1 had stopped while training, in go_wrong, "
         "and the others waited in allreduce",
         hung.error,
     ), hung.error

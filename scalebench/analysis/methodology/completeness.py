@@ -29,7 +29,7 @@ def failed_runs(evidence: Evidence) -> Iterator[Finding]:
     if len(thinned):
         parts.append(f"{counted(len(thinned), 'run')} of other cells in no statistic ({_statuses(thinned)})")
     if parts:
-        again = f"scalebench retry {evidence.results.folder}"
+        again = f"scalebench run {evidence.results.folder} --retry"
         if (failed["status"] == "diverged").all():
             again = "what diverged does so again: lower the learning rate (--new)"
         yield finding(
