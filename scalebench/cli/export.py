@@ -12,7 +12,13 @@ from scalebench.cli.options import FILE, FOLDER, results_argument, study_folder
 @click.command()
 @results_argument
 @click.option("--parquet", metavar="DIR", type=FOLDER, help="One file per table.")
-@click.option("--json", "json_file", metavar="FILE", type=FILE, help="One file; - is standard output.")
+@click.option(
+    "--json",
+    "json_file",
+    metavar="FILE",
+    type=FILE,
+    help="One file; - is standard output.  [default, without another option: STUDY.json]",
+)
 @click.option(
     "--mlflow-dir", metavar="DIR", type=FOLDER, help="MLflow's file store (mlruns); other experiments in it stay."
 )
@@ -22,12 +28,12 @@ def export(results: Path | None, parquet: Path | None, json_file: Path | None, m
     What is written: runs and epochs (the latest attempts), and for Parquet and JSON the statistics per cell and the
     ratios to the baselines.
     """
-    if parquet is None and json_file is None and mlflow_dir is None:
-        raise click.UsageError("name at least one of --parquet DIR, --json FILE and --mlflow-dir DIR")
     from scalebench.analysis import load
     from scalebench.export import json_text, write_json, write_mlflow, write_parquet
 
     found = load(study_folder(results))
+    if parquet is None and json_file is None and mlflow_dir is None:
+        json_file = Path(f"{found.folder.name}.json")
     written = write_parquet(found, parquet) if parquet is not None else []
     if json_file == Path("-"):
         for piece in json_text(found):

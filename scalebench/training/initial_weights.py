@@ -49,7 +49,7 @@ def load_weights(path: Path, parameters: int) -> Tensor:
                 )
             vector = np.array(archive[name], dtype=np.float64).reshape(-1)
     except (OSError, ValueError, IndexError, EOFError, AttributeError) as error:
-        reason = getattr(error, "strerror", None) or "no .npz file of numbers; --set save_weights=true writes such files"
+        reason = getattr(error, "strerror", None) or "no .npz file of numbers; save_weights: true keeps such files"
         raise ModelError(f"init_weights: cannot read {path}: {reason}") from None
     if vector.size != parameters:
         raise ModelError(f"init_weights: {path} holds {vector.size:,} numbers, the model has {parameters:,}")

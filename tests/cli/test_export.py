@@ -59,8 +59,11 @@ def test_linked_file_stays_a_link(export, tmp_path):
     assert json.loads((tmp_path / "target.json").read_text())["format"] == "scalebench-results"
 
 
-def test_missing_format_lists_the_formats(export):
-    assert "name at least one of --parquet DIR, --json FILE and --mlflow-dir DIR" in export(code=2)
+def test_json_is_written_without_an_option(export, tmp_path):
+    assert export().splitlines()[0] == "synthetic.json", "named after the folder of the study"
+    written = json.loads((tmp_path / "synthetic.json").read_text())
+    assert written["format"] == "scalebench-results"
+    assert written["runs"]
 
 
 def test_missing_study_is_one_line(export, monkeypatch):
