@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import io
 import re
+from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -24,7 +25,10 @@ if TYPE_CHECKING:
     from scalebench.export.tabulation import Rounded, Table
 
 _VERDICT = "Metric against allreduce: better or worse by more than 0.01, equal within that, or undecided"
+_ALL = "all"  # as a value of --columns
 _COLUMN_PT = 241  # the narrowest column of a two-column page, ACM's
+_PAGE_PT = 505  # both columns of that page
+_MOST_TELLING = ("train_s", "allreduce", "metric", "speedup", "time_to_target_s")  # then in the order of the table
 _FONT_PT = 8.5  # of footnotesize, with room for the wider digits of math
 _SEP_PT = 3  # on each side of a column
 _MOST_ROWS = 50  # of a page
@@ -34,7 +38,11 @@ _MOST_ROWS = 50  # of a page
 @results_argument
 @click.option("--style", type=click.Choice(["latex", "markdown", "csv"]), default="markdown", show_default=True)
 @click.option(
-    "--columns", metavar="NAMES", default="", help="Such as time,speedup,vs-allreduce,metric.  [default: what is known]"
+    "--columns",
+    metavar="NAMES",
+    default="",
+    help="Such as time,speedup,vs-allreduce,metric, or all that is known.  [default: what fits a column of a page; of "
+    "csv: all]",
 )
 @selection_options
 @click.option("--output", type=FILE, help="A file instead of the terminal.")
@@ -59,7 +67,12 @@ def table(results: Path | None, style: str, columns: str, output: Path | None, *
     selection = selection_of(selected)
     selection.require(study)
     shown = selection.of(cells(study))
-    found = tabulate(study, shown, [name.strip() for name in columns.split(",") if name.strip()])
+    names = [name.strip() for name in columns.split(",") if name.strip()]
+    found = tabulate(study, shown, [] if names == [_ALL] else names)
+    if not names and style != "csv":
+        known, found = found, fitting_columns(found)
+        if left := [column.title for column in known.columns if column not in found.columns]:
+            click.echo(f"left out, to fit a column of a page: {', '.join(left)} (--columns {_ALL})", err=True)
     caption, label = _caption(study, shown, found), study.folder.name
     if style == "latex":
         text = as_latex(found, caption, label)
@@ -82,11 +95,8 @@ def as_latex(table: Table, caption: str, label: str) -> str:
     """
     title, _, notes = caption.partition(". ")
     names = [str(name) for name in table.keys.columns]
-    header = [to_latex(name) for name in names] + [to_latex(column.title) for column in table.columns]
-    rows = [[*map(to_latex, keys), *map(_in_latex, row)] for keys, row in zip(_keys(table), table.rows, strict=True)]
-    columns = list(zip(header, *rows, strict=True))
-    across = sum(max(map(_printed_pt, cells)) for cells in columns) + 2 * _SEP_PT * (len(columns) - 1)
-    kind = "table" if across <= _COLUMN_PT else "table*"
+    header, *rows = _latex_cells(table)
+    kind = "table" if sum(_widths_pt(table)) <= _COLUMN_PT else "table*"
     stretch = 1.4 if any("^{+" in cell for row in rows for cell in row) else 1.0
     body = [f"    {' & '.join(rows[0])} \\\\"] if rows else []
     for (before, after), row in zip(pairwise(table.keys["Strategy"]), rows[1:], strict=True):
@@ -117,6 +127,38 @@ def as_latex(table: Table, caption: str, label: str) -> str:
             "",
         ]
     )
+
+
+def fitting_columns(table: Table) -> Table:
+    """Return `table` with those columns, the most telling first, that fit one column of a page with its keys.
+
+    Where the keys leave no room for any there, the columns fit the width of the page; one is kept in any case.
+    """
+    widths = _widths_pt(table)
+    keys, widths = sum(widths[: len(table.keys.columns)]), widths[len(table.keys.columns) :]
+    rank = {key: place for place, key in enumerate(_MOST_TELLING)}
+    order = sorted(range(len(widths)), key=lambda n: rank.get(table.columns[n].keys[0], len(rank)))
+    limit = _COLUMN_PT if keys + min(widths, default=0) <= _COLUMN_PT else _PAGE_PT
+    kept: list[int] = []
+    for place in order:
+        if not kept or keys + sum(widths[n] for n in [*kept, place]) <= limit:
+            kept.append(place)
+    kept.sort()
+    rows = tuple(tuple(row[n] for n in kept) for row in table.rows)
+    return replace(table, columns=tuple(table.columns[n] for n in kept), rows=rows)
+
+
+def _latex_cells(table: Table) -> list[list[str]]:
+    """Return the header and the rows in LaTeX."""
+    header = [*table.keys.columns.astype(str), *(column.title for column in table.columns)]
+    rows = [[*map(to_latex, keys), *map(_in_latex, row)] for keys, row in zip(_keys(table), table.rows, strict=True)]
+    return [[to_latex(name) for name in header], *rows]
+
+
+def _widths_pt(table: Table) -> list[float]:
+    """Return the widths of all columns in print, the first without and the others with their separation."""
+    widths = [max(map(_printed_pt, cells)) for cells in zip(*_latex_cells(table), strict=True)]
+    return [width + 2 * _SEP_PT * (place > 0) for place, width in enumerate(widths)]
 
 
 def as_markdown(table: Table, caption: str) -> str:
