@@ -28,11 +28,16 @@ class Watcher:
 
     def __init__(self, progress: Progress) -> None:
         self._progress = progress
+        self._study = ""
         self._task: TaskID | None = None
         self._noted: set[str] = set()
         self._level = verbosity()
         self._waiting: list[str] = []  # notes until the first phase, of which the number is known then
         self._shown, self._before = 0, True
+
+    def begin(self, study: str) -> None:
+        """Name the study of the following phases, where one command runs several."""
+        self._study = study
 
     def note(self, text: str) -> None:
         """Print a note, the same one only once; before the first run as far as there is room."""
@@ -59,6 +64,7 @@ class Watcher:
     def phase(self, name: str, runs: int) -> None:
         self.show_notes()
         self._before = self._before and not runs
+        name = f"{self._study}: {name}" if self._study else name
         if self._task is not None:
             self._progress.remove_task(self._task)
         self._task = self._progress.add_task(name, total=runs or None, run="")

@@ -8,12 +8,14 @@ from typing import TYPE_CHECKING
 import rich_click as click
 
 from scalebench.cli.options import FOLDER, PATH, folder_option, jobs_option, verbosity_options
+from scalebench.cli.run_common import RUNS_LEFT, runs_left
 from scalebench.errors import UsageError
 
 if TYPE_CHECKING:
     from scalebench.papers.catalog import Paper
 
-SCALES = ("smoke", "laptop", "cluster")
+SMOKE = "smoke"
+SCALES = (SMOKE, "laptop", "cluster")
 ALL = "all"
 
 
@@ -51,9 +53,10 @@ def reproduce(
 ) -> int:
     """Run the studies of PAPER, or of `all`, and write published numbers beside ours; without PAPER: list the papers.
 
-    Smoke shows that everything runs, laptop takes minutes, cluster trains on the paper's data in real processes. The
-    page is OUTPUT/PAPER/index.md. The same command goes on where an interrupted one stopped. --claims and --redraw run
-    nothing: they take the rows in RESULTS, of which results/reference has those of a run at scale laptop.
+    Smoke shows that everything runs, laptop takes minutes, cluster trains on the paper's data in real processes. At the
+    end a verdict is printed; the page is OUTPUT/PAPER/index.html. The same command goes on where an interrupted one
+    stopped. --claims and --redraw run nothing: they take the rows in RESULTS, of which results/reference has those of a
+    run at scale laptop. The exit code is that of `run`: 1 where a run failed, 3 where runs are left.
     """
     from scalebench.papers.catalog import default_experiments, find_paper, find_papers
 
@@ -61,6 +64,8 @@ def reproduce(
         raise UsageError("--figure is a figure of one paper; name the PAPER, too")
     experiments = experiments or default_experiments()
     papers = find_papers(experiments) if name in (None, ALL) else [find_paper(experiments, str(name))]
+    if claims and scale == SMOKE:
+        raise UsageError(f"--claims: scale {SMOKE} trains too little to judge a claim; choose laptop or cluster")
     if claims:
         from scalebench.papers.claims import claims_page
 
@@ -73,36 +78,44 @@ def reproduce(
         for paper in papers:
             _write(paper, paper.studies_of(figure), scale, results, output)
     else:
-        ended = 0
+        codes = set()
         for paper in papers:
             code = _reproduce(paper, figure, scale, data_dir, results, output, jobs)
-            if code > 1:  # interrupted
+            if code > RUNS_LEFT:  # interrupted
                 return code
-            ended = max(ended, code)
-        return ended
+            codes.add(code)
+        return next((code for code in (1, RUNS_LEFT) if code in codes), 0)
     return 0
 
 
 def _reproduce(
     paper: Paper, figure: str | None, scale: str, data_dir: Path | None, results: Path, output: Path, jobs: int | None
 ) -> int:
+    """Run studies of `paper`, write its page, and return the exit code as `run` has it."""
     from scalebench.cli.progress import watching
     from scalebench.launch.planning import plan_study
     from scalebench.launch.study_run import run_study
 
-    failed, studies = 0, paper.studies_of(figure)
+    failed, left, studies = 0, 0, paper.studies_of(figure)
     with watching() as watcher:
-        for study in studies:
-            tally = run_study(plan_study(paper.study_at(study, scale, data_dir)), results, watcher, jobs=jobs)
+        for number, name in enumerate(studies, start=1):
+            study = paper.study_at(name, scale, data_dir)
+            watcher.begin(f"{study.name} ({number} of {len(studies)})")
+            tally = run_study(plan_study(study), results, watcher, jobs=jobs)
+            if tally.remaining:
+                click.echo(f"{study.name}: {runs_left(tally)}")
             if tally.interrupted is not None:
                 return 128 + tally.interrupted
             failed += len(tally.failed)
+            left += tally.remaining
     _write(paper, studies, scale, results, output)
-    return 1 if failed else 0
+    return 1 if failed else RUNS_LEFT if left else 0
 
 
 def _write(paper: Paper, studies: list[str], scale: str, results: Path, output: Path) -> None:
-    """Write the page of `paper` from the rows of those of its `studies` that have any."""
+    """Write the page of `paper` from the rows of those of its `studies` that have any; print the verdict and where."""
     from scalebench.papers.page import write_page
 
-    click.echo(write_page(paper, paper.load(studies, scale, results), scale, output))
+    page = write_page(paper, paper.load(studies, scale, results), scale, output)
+    click.echo(f"{paper.name}: {page.verdict}")
+    click.echo(page.path)

@@ -80,10 +80,10 @@ def _summarise(tally: Tally, against: Sequence[str], full: bool) -> None:
     made = f"{counted(tally.completed, 'run')}{trials} completed{done}{failed}"
     print_results(f"{made}; results in {tally.folder}/")
     if tally.remaining:
-        print_results(_runs_left(tally))
+        print_results(runs_left(tally))
 
 
-def _runs_left(tally: Tally) -> str:
+def runs_left(tally: Tally) -> str:
     """The last line: which runs are left, why, and what makes them."""
     from scalebench.records.progress import progress_of
 

@@ -1,23 +1,32 @@
-"""The page of a paper, `plots/<paper>/index.md`: each published number with ours beside it, and the figures."""
+"""The page of a paper, `plots/<paper>/index.html`: a verdict, published numbers with ours beside them, the figures.
+
+The same page in Markdown is index.md.
+"""
 
 from __future__ import annotations
 
+import math
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
+from html import escape
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from typing import NamedTuple, get_args
 
 import pandas as pd
+from markdown_it import MarkdownIt
 
 from scalebench.analysis import Results
 from scalebench.analysis.grouping import EXECUTIONS
 from scalebench.errors import ResultsError
 from scalebench.figures import PlotRequest, plot_folder
 from scalebench.figures.timeline import draw_timeline
-from scalebench.formatting import EMPTY, counted, natural
+from scalebench.formatting import EMPTY, counted, is_interval, natural
 from scalebench.launch.planning import plan_study
 from scalebench.launch.tracing import trace
-from scalebench.papers.catalog import PUBLISHED, WHAT_IFS, Paper
+from scalebench.papers.catalog import CLAIMS, PUBLISHED, SMOKE, WHAT_IFS, Paper
+from scalebench.papers.claims import Verdict, judge, read_claims
 from scalebench.papers.laws import WhatIf, read_what_ifs
 from scalebench.papers.published import read_published
 from scalebench.papers.side_by_side import Pair, draw, in_words, number, pair_up, with_interval
@@ -38,10 +47,38 @@ _HEADER = (
 )
 
 
-def write_page(paper: Paper, results: Mapping[str, Results], scale: str, output: Path) -> Path:
-    """Write `output`/<paper>/index.md with its figures, from the `results` of its studies by name.
+_HTML = """\
+<!doctype html>
+<html lang="en">
+<head>
+<meta charset="utf-8">
+<meta name="viewport" content="width=device-width, initial-scale=1">
+<title>{title}</title>
+<style>
+body {{ font: 1rem/1.5 system-ui, sans-serif; margin: 2rem auto; max-width: 70rem; padding: 0 1rem; }}
+table {{ border-collapse: collapse; display: block; font-size: 0.9rem; overflow-x: auto; }}
+th, td {{ border-bottom: 1px solid #ccc; padding: 0.2rem 0.6rem; text-align: left; }}
+img {{ max-width: 100%; }}
+</style>
+</head>
+<body>
+{body}</body>
+</html>
+"""
 
-    Published numbers whose study is not in `results` are shown too, as not run.
+
+class Page(NamedTuple):
+    """The page of a paper in HTML, and the verdict that it begins with."""
+
+    path: Path
+    verdict: str
+
+
+def write_page(paper: Paper, results: Mapping[str, Results], scale: str, output: Path) -> Page:
+    """Write `output`/<paper>/index.html and index.md with figures, from the `results` of its studies by name.
+
+    Scale smoke trains so little that its numbers are not compared with published ones. Published numbers whose study
+    is not in `results` are shown too, as not run.
 
     Raises:
         ResultsError: `published.csv` is not well formed, or `output` cannot be written.
@@ -52,42 +89,77 @@ def write_page(paper: Paper, results: Mapping[str, Results], scale: str, output:
     except OSError as error:
         raise ResultsError(f"cannot write {folder}: {error.strerror}; choose another folder with --output") from None
     pairs = pair_up(paper, read_published(paper.folder / PUBLISHED), results)
-    lines = [f"# {paper.name}: {paper.title}", "", *_introduction(paper, results, scale), ""]
+    verdict = _verdict(paper, pairs, results, scale)
+    title = f"{paper.name}: {paper.title}"
+    lines = [f"# {title}", "", f"**{verdict}**", "", *_introduction(paper, results, scale), ""]
     by_figure: dict[str, list[Pair]] = {}
     for pair in pairs:
         by_figure.setdefault(pair.published.figure, []).append(pair)
     for figure in sorted(by_figure, key=lambda figure: natural(figure.lower())):
         own = by_figure[figure]
-        lines += [f"## {figure[0].upper()}{figure[1:]}, published and ours", "", *_table(own), ""]
+        lines += [f"## {figure[0].upper()}{figure[1:]}, published and ours", "", *_table(own, scale != SMOKE), ""]
         picture = folder / f"published-{slug(figure.lower())}.svg"
-        lines += [f"![published and ours, {figure}]({picture.name})\n"] if draw(own, picture) else []
+        lines += [f"![published and ours, {figure}]({picture.name})\n"] if scale != SMOKE and draw(own, picture) else []
     for study, one in results.items():
         drawn_of = _timeline if len(one.runs) == 1 else _pictures
         lines += [f"## Study {study}", "", *_study(paper, study, one), *drawn_of(paper, scale, one, folder / study), ""]
     for name, what_if in read_what_ifs(paper.folder / WHAT_IFS).items():
         lines += [f"## What if: {name}", "", *_what_if(what_if, folder / f"what-if-{slug(name)}.svg"), ""]
-    page = folder / "index.md"
+    text = "\n".join(lines).rstrip() + "\n"
+    with open_own(folder / "index.md", "w") as file:
+        file.write(text)
+    page = folder / "index.html"
+    body = MarkdownIt("commonmark", {"html": False}).enable("table").render(text)
     with open_own(page, "w") as file:
-        file.write("\n".join(lines).rstrip() + "\n")
-    return page
+        file.write(_HTML.format(title=escape(title), body=body))
+    return Page(page, verdict)
+
+
+def _verdict(paper: Paper, pairs: Sequence[Pair], results: Mapping[str, Results], scale: str) -> str:
+    """Return what became of the paper's claims, and how many of its numbers have ours beside them, in a sentence."""
+    incomplete = [name for name, one in results.items() if len(one.failed) or one.completed.empty]
+    if scale == SMOKE:
+        whole = len(results) - len(incomplete)
+        ran = f"{whole} of {_studies(len(results))} ran to the end"
+        return f"{ran}; scale smoke trains too little to compare anything with the paper."
+    judged = Counter(judge(claim, results, paper.folder).verdict for claim in read_claims(paper.folder / CLAIMS))
+    counts = ", ".join(f"{judged[verdict]} {verdict}" for verdict in get_args(Verdict) if judged[verdict])
+    claims = f"Of {counted(judged.total(), 'claim')}: {counts}. " if judged else ""
+    numbers = {id(pair.published) for pair in pairs}  # of one published number there is a pair for each execution
+    beside = {id(pair.published) for pair in pairs if pair.obtained is not None}
+    covered = {id(pair.published) for pair in pairs if _covers(pair)}
+    return (
+        f"{claims}Of {counted(len(numbers), 'published number')}, {len(beside)} have ours beside them, and "
+        f"{len(covered)} lie in an interval of ours."
+    )
+
+
+def _studies(number: int) -> str:
+    return "1 study" if number == 1 else f"{number} studies"
+
+
+def _covers(pair: Pair) -> bool:
+    """Return True if the published value lies in the interval of ours."""
+    ours = pair.obtained
+    return ours is not None and is_interval(ours.low, ours.high) and ours.low <= pair.published.value <= ours.high
 
 
 def _introduction(paper: Paper, results: Mapping[str, Results], scale: str) -> list[str]:
-    ran = f"{counted(len(results), 'study').replace('studys', 'studies')} at scale {scale}" if results else "No study"
+    ran = f"{_studies(len(results))} at scale {scale}" if results else "No study"
     return [
         f"{ran}. What the paper did, what is the same here and what is not: `{paper.folder}/README.md`. Each of our "
         "numbers says how it was obtained: native (measured), paced (real messages, stated compute), virtual (real "
-        "training, simulated time), modelled (simulated time without training) or fitted (to published rows alone).",
+        "training, virtual time), modelled (virtual time without training) or fitted (to published rows alone).",
     ]
 
 
-def _table(pairs: Sequence[Pair]) -> list[str]:
-    return [_line(_HEADER), _line(["---"] * len(_HEADER)), *(_line(_cells(pair)) for pair in pairs)]
+def _table(pairs: Sequence[Pair], compared: bool) -> list[str]:
+    return [_line(_HEADER), _line(["---"] * len(_HEADER)), *(_line(_cells(pair, compared)) for pair in pairs)]
 
 
-def _cells(pair: Pair) -> list[str]:
+def _cells(pair: Pair, compared: bool) -> list[str]:
     row, ours = pair.published, pair.obtained
-    difference = pair.difference
+    difference = pair.difference if compared else math.nan
     return [
         in_words(row.quantity),
         row.strategy or EMPTY,

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
 from scalebench.analysis import load
 from scalebench.cli.main import main
 from scalebench.errors import ResultsError, UsageError
+from scalebench.launch.stopping_rule import Tally
 from scalebench.papers.catalog import find_paper
 from scalebench.papers.claims import Check, Claim, judge
 from scalebench.papers.obtained import Obtained, obtain
@@ -50,8 +52,8 @@ def results(tmp_path_factory):
 
 
 def test_the_page_has_each_published_number_and_ours(paper, results, tmp_path):
-    page = write_page(paper, {"fig1": results}, "laptop", tmp_path / "plots")
-    lines = page.read_text().splitlines()
+    page, verdict = write_page(paper, {"fig1": results}, "laptop", tmp_path / "plots")
+    lines = page.with_suffix(".md").read_text().splitlines()
     (at_4,) = [line for line in lines if line.startswith("| final metric | epoch_average | 4 | 0.900 |")]
     (ours,) = obtain(results, "final_metric", "epoch_average", 4)
     assert f"{ours.value:.3f} [" in at_4
@@ -64,6 +66,76 @@ def test_the_page_has_each_published_number_and_ours(paper, results, tmp_path):
     pictures = [line.partition("(")[2].rstrip(")") for line in lines if line.startswith("![")]
     assert pictures
     assert all((page.parent / picture).is_file() for picture in pictures)
+    assert verdict == "Of 5 published numbers, 3 have ours beside them, and 0 lie in an interval of ours."
+    assert f"**{verdict}**" in lines
+    html = page.read_text()
+    assert f"<strong>{verdict}</strong>" in html
+    assert html.count("<tr>") == sum(line.startswith("| ") for line in lines) - sum("| --- |" in line for line in lines)
+    assert html.count("<img ") == len(pictures)
+
+
+def test_a_page_names_verdicts_on_claims_and_numbers_in_our_intervals(paper, results, tmp_path):
+    (ours,) = obtain(results, "final_metric", "epoch_average", 4)
+    path = paper.folder / "published.csv"
+    path.write_text(path.read_text().replace("epoch_average,4,0.9,", f"epoch_average,4,{ours.value},"))
+    check = "{study: fig1, quantity: time_reduction@allreduce, strategy: epoch_average, workers: 64"
+    (paper.folder / "claims.yaml").write_text(
+        "claims:\n"
+        f"- {{claim: faster, source: abstract, why: so, checks: [{check}, at_least: 0.0}}]}}\n"
+        f"- {{claim: at once, source: abstract, why: so, checks: [{check}, at_least: 0.999}}]}}\n"
+    )
+    verdict = write_page(paper, {"fig1": results}, "laptop", tmp_path / "plots").verdict
+    assert verdict.startswith("Of 2 claims: 1 reproduced, 1 not reproduced. Of 5 published numbers, 3 have ours")
+    assert "1 lie in an interval" in verdict
+
+
+def test_scale_smoke_is_not_compared_with_the_paper(paper, results, tmp_path, capsys):
+    page, verdict = write_page(paper, {"fig1": results}, "smoke", tmp_path / "plots")
+    text = page.with_suffix(".md").read_text()
+    assert verdict == "1 of 1 study ran to the end; scale smoke trains too little to compare anything with the paper."
+    rows = [line.split(" | ") for line in text.splitlines() if line.startswith("| final metric | epoch_average")]
+    assert [(cells[3], cells[6]) for cells in rows] == [("0.900", "–"), ("0.800", "–")]
+    assert all(cells[4] != "–" for cells in rows), "ours is shown"
+    assert "published-" not in text, "no picture sets them side by side"
+    with pytest.raises(SystemExit) as end:
+        main.main(
+            ["reproduce", "mine", "--claims", "--scale", "smoke", "--experiments", str(paper.folder.parent)],
+            prog_name="scalebench",
+        )
+    assert end.value.code == 2
+    assert "scale smoke trains too little to judge a claim" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("tallies", "code"),
+    [
+        ([Tally(Path("a")), Tally(Path("b"))], 0),
+        ([Tally(Path("a"), remaining=2, why_left="it was so"), Tally(Path("b"))], 3),
+        ([Tally(Path("a"), remaining=2), Tally(Path("b"), failed=[(None, None)])], 1),  # type: ignore[list-item]
+    ],
+)
+def test_reproduce_leaves_with_3_where_runs_are_left(paper, tmp_path, monkeypatch, capsys, tallies, code):
+    made = iter(tallies)
+    monkeypatch.setattr("scalebench.launch.planning.plan_study", lambda study: study)
+
+    def run_study(study, output, watcher, jobs):
+        watcher.phase("virtual workers", 3)
+        return next(made)
+
+    monkeypatch.setattr("scalebench.launch.study_run.run_study", run_study)
+    monkeypatch.setattr("scalebench.cli.reproduce.runs_left", lambda tally: f"{tally.remaining} runs are left")
+    where = ["--experiments", str(paper.folder.parent), "--results", str(tmp_path), "--output", str(tmp_path / "p")]
+    with pytest.raises(SystemExit) as end:
+        main.main(["reproduce", "mine", *where], prog_name="scalebench")
+    assert end.value.code == code
+    out, err = capsys.readouterr()
+    assert ("mine-fig1: 2 runs are left" in out) is (code > 0)
+    assert "mine-fig1 (1 of 2): virtual workers: 3 runs" in err
+    assert "mine-table2 (2 of 2): virtual workers: 3 runs" in err
+    assert out.splitlines()[-2:] == [
+        "mine: Of 5 published numbers, 0 have ours beside them, and 0 lie in an interval of ours.",
+        f"{tmp_path}/p/mine/index.html",
+    ]
 
 
 @pytest.mark.parametrize(
@@ -211,8 +283,8 @@ def test_the_page_has_each_plane_of_what_if_yaml(paper, tmp_path):
         "planes:\n  links:\n    description: By the speed of links.\n    model: alexnet\n    cluster: juwels-booster\n"
         "    step_time: 0.1\n    samples: 4096\n    vary: ['network-bandwidth=0.001x,1x']\n"
     )
-    page = write_page(paper, {}, "laptop", tmp_path / "plots")
-    text = page.read_text()
+    page = write_page(paper, {}, "laptop", tmp_path / "plots").path
+    text = page.with_suffix(".md").read_text()
     assert "## What if: links\n\nBy the speed of links.\n\n- 2 cells, modelled:" in text
     assert "- bound by network bandwidth: 50 % of the cells" in text
     assert (page.parent / "what-if-links.svg").is_file()
