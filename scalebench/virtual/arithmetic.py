@@ -82,7 +82,7 @@ class Batched:
         self._whole = first.parameters.new_empty(workers, each)
         self._gradients = first.parameters.new_zeros(workers, self._n)
         self._model = copy.deepcopy(first.model)
-        self._loss = first.loss
+        self._task = first.task
         self._trained = [parameter for parameter in self._model.parameters() if parameter.requires_grad]
         self._places = _places(self._model, self._trained)
         self._asked: list[_Asked] = []
@@ -121,7 +121,9 @@ class Batched:
         leaves = [leaf.detach().requires_grad_() for leaf in _matrix_views(self._trained, taken)]
         x = torch.stack([each.batch.x for each in group])
         y = torch.stack([each.batch.y for each in group])
-        losses = torch.func.vmap(self._loss_with, randomness="error")(tuple(leaves), x, y)
+        made = torch.func.vmap(self._forward_with, randomness="error")(tuple(leaves), x)
+        of_each = _losses(self._task, made.flatten(0, 1), y.flatten(0, 1))  # outside vmap, where it is one operation
+        losses = of_each.view(len(group), -1).mean(dim=1)
         scale = torch.tensor([each.weight for each in group], dtype=losses.dtype)
         engine = torch.autograd.Variable._execution_engine
         found = engine.run_backward((losses,), (scale,), False, False, tuple(leaves), allow_unreachable=True)
@@ -137,11 +139,12 @@ class Batched:
         for each, loss in zip(group, losses.detach().unbind(), strict=True):
             each.replica.computed(loss, each.batch.x.shape[0])
 
-    def _loss_with(self, parameters: Sequence[Tensor], x: Tensor, y: Tensor) -> Tensor:
+    def _forward_with(self, parameters: Sequence[Tensor], x: Tensor) -> Tensor:
         for value, places in zip(parameters, self._places, strict=True):
             for module, name in places:
                 module._parameters[name] = value  # type: ignore[assignment]  # bound without a search by name
-        return self._loss(self._model(x), y)
+        made: Tensor = self._model(x)
+        return made
 
     def _step(self, group: list[_Asked], rows: Any, rate: float) -> None:
         """Take the optimizer's step of all of `group`: `FlatSgd` by rows, others one by one."""
@@ -274,14 +277,16 @@ class _GlobalReplica(Replica):
 
 def _mean_gradient(replica: Replica, batch: Batch) -> Tensor:
     """Compute the gradient of the mean loss of `batch`, and return the loss of each sample, (n,) in float64."""
-    made = replica.model(batch.x)
-    if replica.task == "classification":
-        of_each = nn.functional.cross_entropy(made, batch.y, reduction="none")
-    else:
-        of_each = nn.functional.mse_loss(made, batch.y, reduction="none").flatten(1).mean(dim=1)
+    of_each = _losses(replica.task, replica.model(batch.x), batch.y)
     replica.gradients.zero_()
     of_each.mean().backward()  # type: ignore[no-untyped-call]
     return of_each.detach().double()
+
+
+def _losses(task: str, outputs: Tensor, targets: Tensor) -> Tensor:
+    """Return the loss of each sample, (n,), whose mean is the `loss_for` the task."""
+    loss = nn.functional.cross_entropy if task == "classification" else nn.functional.mse_loss
+    return loss(outputs, targets, reduction="none").reshape(len(targets), -1).mean(dim=1)
 
 
 @dataclass(frozen=True)
