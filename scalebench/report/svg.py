@@ -19,6 +19,7 @@ _REFERENCE = re.compile(r"(?:url\(#|^#)([^)]+)\)?")
 _NOT_XML = re.compile("[^\t\n\r\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
 _PAPER = "#ffffff"
 _LIGHT, _GREY = 0.74, 0.12  # lightness from which a colour is a background, saturation up to which it is a grey
+_VISIBLE = 0.58  # least lightness on a dark page
 
 
 class StyleSheet:
@@ -118,6 +119,9 @@ def in_the_dark(color: str) -> str:
     elif light > _LIGHT:
         light, saturation = 0.12 + 0.6 * (1 - light), min(saturation, 0.6)
     else:
-        light, saturation = max(light, 0.58), min(saturation, 0.75) if light < 0.58 else saturation
+        light, saturation = (
+            0.58 + (_LIGHT - 0.58) * light / _LIGHT,
+            min(saturation, 0.75) if light < 0.58 else saturation,
+        )
     turned = colorsys.hls_to_rgb(hue, light, saturation)
     return "#" + "".join(f"{round(255 * part):02x}" for part in turned)
