@@ -73,8 +73,8 @@ def load_study(path: Path | None, overrides: dict[str, Any], sets: list[str]) ->
 def dump_study(study: Study) -> str:
     """Return the study as YAML with a comment on top; `load_study` reads an equal study.
 
-    The file contains no user name: paths in the user's home begin with ~/, and a folder named after the user is $USER
-    in absolute paths. Read by the same user, they are the same paths.
+    The file contains no user name: paths in the user's home begin with ~/, and a folder named after the user is $USER.
+    Read by the same user, they are the same paths.
     """
     values = study.model_dump(mode="json")
     # None is written by omission; at least one batch key is None.

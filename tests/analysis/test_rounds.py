@@ -221,7 +221,7 @@ def test_uninterrupted_study_is_paired_at_any_order_and_duration(orders, seconds
         for name in order:
             place = {"repetition": repetition, "run_order": len(rows), "attempt": 1 + len(rows) % 2}
             row = run(name, 2, took[name], "native", **place, started_utc=at.isoformat())
-            rows.append(row.model_dump() | {"label": name, "eval_s": 0.0})
+            rows.append(row.model_dump() | {"label": name, "eval_s": 0.0, "disturbed": False})
             at += timedelta(seconds=took[name] + pause)
     found = runs_by_cell(Results(Path(), pd.DataFrame(rows), pd.DataFrame(), {}))
     assert all(paired_rounds(a, b) == list(range(len(orders))) for a in found for b in found)

@@ -169,7 +169,9 @@ def seeds_alone(number: int):
     """A study of one cell with the metrics `SEEDS` of the first `number` seeds."""
     return [
         (
-            run_row(run_id=f"{seed}", workers=2, repetition=seed, seed=seed, final_metric=SEEDS[1][seed]),
+            run_row(
+                run_id=f"{seed}", workers=2, epochs=len(SEEDS), repetition=seed, seed=seed, final_metric=SEEDS[1][seed]
+            ),
             [epoch_row(run_id=f"{seed}", epoch=epoch, test_metric=metrics[seed]) for epoch, metrics in SEEDS.items()],
         )
         for seed in range(number)

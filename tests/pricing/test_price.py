@@ -32,7 +32,7 @@ def test_modelled_run_takes_the_time_of_the_virtual_one(make_run, blobs, machine
         assert (found.syncs, found.bytes_sent) == (expected.syncs, expected.bytes_sent)
         assert [epoch.train_loss for epoch in found.epochs] == [None] * run.epochs
     assert not modelled.evaluations
-    assert modelled.facts == computed.facts
+    assert modelled.facts == replace(computed.facts, arithmetic=None)
 
 
 def test_groups_that_call_different_collectives_pay_their_own(make_run, blobs, machine):

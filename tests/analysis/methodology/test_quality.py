@@ -103,11 +103,11 @@ def test_unchecked_or_wrong_simulation_is_found(study):
     other = [row.model_copy(update={"cluster": "juwels"}) for row in repeated(steady(5), execution="virtual")]
     assert rules(study(rows=other))["virtual-error"].fix.startswith("quote them as a simulation")
     far = rules(study(rows=checked(1.4)))["virtual-error"]
-    assert (far.severity, "differ from native ones by 40 %" in far.what) == ("warning", True)
+    assert (far.severity, "off native ones by 40 %" in far.what) == ("warning", True)
     assert "virtual-error" not in rules(study(rows=checked(1.05)))
     assert "virtual-error" not in rules(study(rows=checked(1.14)))
-    assert "differ from native ones by 16 %" in rules(study(rows=checked(1.16)))["virtual-error"].what
-    assert "differ from native ones by a factor of 3.1 (" in rules(study(rows=checked(1 / 3.1)))["virtual-error"].what
+    assert "off native ones by 16 %" in rules(study(rows=checked(1.16)))["virtual-error"].what
+    assert "off native ones by a factor of 3.1 (" in rules(study(rows=checked(1 / 3.1)))["virtual-error"].what
 
 
 def test_unsettled_is_a_difference_within_its_interval(study):
