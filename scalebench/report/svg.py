@@ -119,9 +119,7 @@ def in_the_dark(color: str) -> str:
     elif light > _LIGHT:
         light, saturation = 0.12 + 0.6 * (1 - light), min(saturation, 0.6)
     else:
-        light, saturation = (
-            0.58 + (_LIGHT - 0.58) * light / _LIGHT,
-            min(saturation, 0.75) if light < 0.58 else saturation,
-        )
+        saturation = min(saturation, 0.75) if light < _VISIBLE else saturation
+        light = _VISIBLE + (_LIGHT - _VISIBLE) * light / _LIGHT  # keeps shades of one hue apart
     turned = colorsys.hls_to_rgb(hue, light, saturation)
     return "#" + "".join(f"{round(255 * part):02x}" for part in turned)
