@@ -1,100 +1,80 @@
 """The default study on a quiet machine and beside busy programs, and the error of what is calibrated beside these.
 
-    python benchmarks/busy_machine.py [--busy 0 2 8] [--repeats 3] [--seconds 15]
+    python benchmarks/busy_machine.py [--busy 0 2 8] [--repeats 3] [--keep FOLDER]
 
-First the calibration: steps and engines are measured beside so many processes that never sleep. Steps are taken from
-processor times, as where no window is undisturbed, and compared with those of undisturbed windows on the quiet machine.
-Then `scalebench run --workers 1..64` into a fresh folder, with data sets and quiet engine costs cached. Goals: 60 s on
-quiet cores, 180 s beside 8 processes, equally many rows, and savings at 64 workers within 3 points of one another.
+First virtual times: the default study is simulated with everything measured afresh, steps and engines, beside so many
+processes that never sleep. Of each study the log of virtual times over those of the quiet machine has a mean, the
+factor common to all its times, and a deviation of its strategies from this mean: what times and savings that were
+calibrated beside programs have as their error (`analysis/native_check.py`).
+
+Then `scalebench run --workers 1..64` as a user runs it, with data sets and engine costs of the quiet machine cached.
+Goals: 60 s on quiet cores, 180 s beside 8 processes, equally many rows, and savings at 64 workers within 3 points of
+one another.
 """
 
 from __future__ import annotations
 
 import argparse
 import math
+import os
+import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
+import numpy as np
+import pandas as pd
 from default_study import SCALEBENCH, usage_of
 from ratios import Finding, Goal, finding, show
 from reproducibility import company
 
-from scalebench.cluster.engine_costs import EngineCosts
-from scalebench.data.catalog import prepare
-from scalebench.launch.engine_costs import measure_engine_costs
-from scalebench.study.spec import Component, Run, Study
-from scalebench.system.parent_watch import start_forkserver
-from scalebench.virtual.calibration import measure_windows
-from scalebench.virtual.step_statistics import step_tables
-
-LOADS = [1, 2]
 LIMITS_S = {0: 60.0, 8: 180.0}
 
 
 def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--busy", type=int, nargs="+", default=[0, 2, 8])
-    parser.add_argument("--repeats", type=int, default=3, help="of each calibration")
-    parser.add_argument("--seconds", type=float, default=15.0, help="of each calibration of steps, and of each engine")
+    parser.add_argument("--repeats", type=int, default=3, help="of each simulation")
+    parser.add_argument("--keep", type=Path, help="folder for the simulations; those that are there are not repeated")
     wanted = parser.parse_args()
-    if wanted.repeats:
-        start_forkserver()
-        show_calibrations(wanted.busy, wanted.repeats, wanted.seconds)
+    with tempfile.TemporaryDirectory(prefix="scalebench-benchmark-") as scratch:
+        show_errors(wanted.keep or Path(scratch), wanted.busy, wanted.repeats)
     show(studies(wanted.busy))
 
 
-def show_calibrations(busy: list[int], repeats: int, seconds: float) -> None:
-    """Print the logs of steps and engine costs beside busy programs, relative to those of the quiet machine."""
-    quiet_steps, quiet_engines = None, None
+def show_errors(folder: Path, busy: list[int], repeats: int) -> None:
+    """Print the errors of virtual times beside busy programs against the mean of those of the quiet machine."""
+    quiet: pd.Series[float] | None = None
     for processes in busy:
-        for _ in range(repeats):
-            with company(processes):
-                steps, units = calibrated_steps(seconds, disturbed=processes > 0)
-                engines = calibrated_engines(seconds)
-            if quiet_steps is None:
-                quiet_steps, quiet_engines = steps, engines
-            named = " ".join(f"{name} {math.log(steps[name] / quiet_steps[name]):+.3f}" for name in steps)
-            print(f"beside {processes}: steps {named}; undisturbed {units:.0%} of the windows")
-            assert quiet_engines is not None
-            shared = sorted(engines.keys() & quiet_engines.keys())
-            named = " ".join(f"{name} {math.log(engines[name] / quiet_engines[name]):+.2f}" for name in shared)
-            print(f"beside {processes}: engines {named}", flush=True)
+        logs, marks = zip(*(simulated(folder, processes, number) for number in range(repeats)), strict=True)
+        if quiet is None:
+            quiet = sum(logs) / len(logs)
+        variances, freedom = [], 0
+        for number, (own, mark) in enumerate(zip(logs, marks, strict=True)):
+            error = own - quiet
+            common = float(error.mean())
+            of_strategies = error.groupby("label").mean() - common
+            within = error - error.groupby("label").transform("mean")
+            variances.append(float((of_strategies**2).sum()) / (len(of_strategies) - 1) + float(within.var()))
+            freedom += len(of_strategies) - 1
+            words = " ".join(f"{label} {value:+.3f}" for label, value in of_strategies.items())
+            print(f"beside {processes}, {number}, {mark}: common {common:+.3f}; {words}; within {within.std():.3f}")
+        print(f"beside {processes}: deviation {math.sqrt(np.mean(variances)):.3f}, {freedom} degrees", flush=True)
 
 
-def calibrated_steps(seconds: float, *, disturbed: bool) -> tuple[dict[str, float], float]:
-    """Return the step in reference steps by load and batch, and the share of undisturbed windows."""
-    study = Study()
-    folder = prepare(study, 64)
-    run = Run.model_validate(
-        study.model_dump(exclude={*(Study.model_fields.keys() - Run.model_fields.keys()), "execution", "engine"})
-        | {"study": "benchmark", "run_id": "steps", "config_hash": "0" * 16, "execution": "virtual"}
-        | {"engine": "virtual", "strategy": Component(name="serial"), "workers": 1, "repetition": 0}
-    )
-    found, others = measure_windows(run, folder, {8}, LOADS, seconds)
-    share = sum(float(windows.undisturbed.sum()) for windows in found) / sum(len(one.undisturbed) for one in found)
-    if disturbed:
-        found = [windows._replace(undisturbed=windows.undisturbed & False) for windows in found]
-    measured = step_tables(found, LOADS, others)
-    return {
-        f"load {table.busy_workers}": float(table.batches[0].blocks().sum(axis=0).mean()) / measured.reference_s
-        for table in measured.tables
-    }, share
+def simulated(folder: Path, processes: int, number: int) -> tuple[pd.Series[float], str]:
+    """Return the log of each cell's virtual time, and whether it was calibrated quietly, of a study of its own."""
+    output = folder / f"beside-{processes}-{number}"
+    if not output.exists():
+        command = [*SCALEBENCH, "run", "--workers", "1..64", "--execution", "virtual", "--output", str(output)]
+        with company(processes), tempfile.TemporaryDirectory(prefix="scalebench-benchmark-") as cache:
+            subprocess.run(command, check=True, env=os.environ | {"XDG_CACHE_HOME": cache}, stdout=subprocess.DEVNULL)
+    from scalebench.analysis import load
 
-
-def calibrated_engines(seconds: float) -> dict[str, float]:
-    """Return some costs of each engine in seconds, measured afresh."""
-    with tempfile.TemporaryDirectory(prefix="scalebench-benchmark-") as folder:
-        costs: EngineCosts = measure_engine_costs(Path(folder), ["mpi", "horovod", "gloo"], seconds=seconds)
-    named = {}
-    for entry in costs.entries:
-        if entry.engine in ("mpi", "horovod", "gloo"):
-            mark = "*" if entry.disturbed else ""
-            named[f"{entry.engine}-4B"] = entry.seconds(4)
-            named[f"{entry.engine}-64KiB"] = entry.seconds(64 << 10)
-            print(f"  {entry.engine}{mark} {entry.alpha_s:.3g} s; reference {costs.reference_s:.3g} s", file=sys.stderr)
-    return named
+    runs = load(next(path for path in output.iterdir() if path.is_dir())).completed
+    logs = np.log(runs.set_index(["label", "workers"])["train_s"].astype(float)).groupby(level=[0, 1]).mean()
+    return logs, "/".join(sorted(runs["calibration"].dropna().unique()))
 
 
 def studies(busy: list[int]) -> Iterator[Finding]:
