@@ -113,11 +113,10 @@ class Batched:
 
     def _compute(self, group: list[_Asked]) -> None:
         """Compute the gradients of a group with batches of one shape, and its steps."""
-        ranks = [each.replica.rank for each in group]
+        ranks = torch.tensor([each.replica.rank for each in group])
         everyone = len(ranks) == len(self._whole)
-        rows = slice(None) if everyone else torch.tensor(ranks)
-        weights, gradients = self._whole[:, : self._n], self._gradients
-        taken = weights if everyone else weights[rows]
+        weights = self._whole[:, : self._n]
+        taken = weights if everyone else weights.index_select(0, ranks)  # then a copy
         leaves = [leaf.detach().requires_grad_() for leaf in _matrix_views(self._trained, taken)]
         x = torch.stack([each.batch.x for each in group])
         y = torch.stack([each.batch.y for each in group])
@@ -127,15 +126,19 @@ class Batched:
         scale = torch.tensor([each.weight for each in group], dtype=losses.dtype)
         engine = torch.autograd.Variable._execution_engine
         found = engine.run_backward((losses,), (scale,), False, False, tuple(leaves), allow_unreachable=True)
+        whole = everyone and not group[0].add
+        gradients = self._gradients if whole else self._gradients.new_empty(len(group), self._n)
         for target, gradient in zip(_matrix_views(self._trained, gradients), found, strict=True):
             if gradient is None:  # a parameter that takes no part
-                gradient = torch.zeros(())
-            if group[0].add:
-                target[rows] += gradient
+                target.zero_()
             else:
-                target[rows] = gradient
+                target.copy_(gradient)
+        if group[0].add:
+            self._gradients.index_add_(0, ranks, gradients)
+        elif not whole:
+            self._gradients.index_copy_(0, ranks, gradients)
         if group[0].rate is not None:
-            self._step(group, rows, group[0].rate)
+            self._step(group, ranks, taken, gradients, group[0].rate)
         for each, loss in zip(group, losses.detach().unbind(), strict=True):
             each.replica.computed(loss, each.batch.x.shape[0])
 
@@ -146,29 +149,29 @@ class Batched:
         made: Tensor = self._model(x)
         return made
 
-    def _step(self, group: list[_Asked], rows: Any, rate: float) -> None:
-        """Take the optimizer's step of all of `group`: `FlatSgd` by rows, others one by one."""
+    def _step(self, group: list[_Asked], ranks: Tensor, taken: Tensor, change: Tensor, rate: float) -> None:
+        """Take the optimizer's step of `group`, whose weights are `taken`: `FlatSgd` by rows, others one by one."""
         first = group[0].replica.optimizer
         if not isinstance(first, FlatSgd):
             for each in group:
                 each.replica.optimizer.step()
             return
         (options,) = first.param_groups
-        weights, change = self._whole[:, : self._n], self._gradients[rows]
+        everyone = len(ranks) == len(self._whole)
         if options["weight_decay"]:
-            change = change + options["weight_decay"] * weights[rows]
+            change = change.add(taken, alpha=options["weight_decay"])
         if options["momentum"]:
             for each in group:
                 _begin(each.replica.optimizer)
             momenta = self._whole[:, -self._n :]
-            velocity = momenta[rows].mul_(options["momentum"]).add_(change)
-            if not isinstance(rows, slice):  # then it is a copy
-                momenta[rows] = velocity
-            change = change + options["momentum"] * velocity if options["nesterov"] else velocity
-        if isinstance(rows, slice):
-            weights.add_(change, alpha=-rate)
-        else:
-            weights[rows] = weights[rows].add_(change, alpha=-rate)
+            velocity = momenta if everyone else momenta.index_select(0, ranks)
+            velocity.mul_(options["momentum"]).add_(change)
+            if not everyone:
+                momenta.index_copy_(0, ranks, velocity)
+            change = change.add(velocity, alpha=options["momentum"]) if options["nesterov"] else velocity
+        taken.add_(change, alpha=-rate)
+        if not everyone:
+            self._whole[:, : self._n].index_copy_(0, ranks, taken)
 
 
 class BatchedReplica(Replica):
