@@ -27,7 +27,7 @@ from scalebench.analysis.intervals import (
 )
 from scalebench.analysis.loading import CELL as CELL
 from scalebench.analysis.loading import Results, cached, is_representative
-from scalebench.analysis.native_check import virtual_error
+from scalebench.analysis.native_check import error_name, error_of_times
 from scalebench.analysis.rounds import MEASURED, trained
 from scalebench.analysis.rounds import timed as timed
 from scalebench.analysis.time_to_target import times_to_target
@@ -72,7 +72,7 @@ def cells(results: Results) -> pd.DataFrame:
     table["disturbed"] = groups["disturbed"].all()
     table["n"] = groups["log"].count()
     virtual = table.index.get_level_values("execution").isin(SIMULATED)
-    error, level = virtual_error(results) if virtual.any() else None, level_of(results.study, table["n"])
+    error, level = error_of_times(results) if virtual.any() else None, level_of(results.study, table["n"])
     mean, deviation = groups["log"].mean(), groups["log"].std()
     # The spread of virtual times is not divided by n: intervals.calibration_interval.
     parts = [Part(deviation**2 * (1 / table["n"] + virtual), table["n"] - 1)]
@@ -100,7 +100,7 @@ def cells(results: Results) -> pd.DataFrame:
     measured = groups[SPLIT + COST].count().eq(table["n"], axis=0)
     table[SPLIT + COST] = groups[SPLIT + COST].mean().where(measured)
     table = table.reset_index().merge(times_to_target(results)[[*CELL, *_TARGET]], on=CELL, how="left")
-    named = partial(interval_name, checked=error is not None, stated=states_steps(results))
+    named = partial(interval_name, error=error_name(error), stated=states_steps(results))
     table["interval"] = [
         named(kind, varies=is_interval(low, high)) if math.isfinite(low) else ""
         for kind, low, high in zip(table["execution"], table["low_s"], table["high_s"], strict=True)

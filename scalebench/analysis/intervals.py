@@ -44,9 +44,7 @@ METRIC_RANGE = {"accuracy": (0.0, 1.0), "r2": (-math.inf, 1.0)}  # intervals of 
 
 CONFIDENCE = "95 % confidence interval"
 CALIBRATION = "calibration interval"
-CHECKED_CALIBRATION = "calibration interval with virtual-native error"
 STATED = "interval over draws at stated step times"
-CHECKED_STATED = "interval over draws at stated step times with virtual-native error"
 NOTHING_VARIES = "no interval, as nothing varies"
 
 # A study that repeats until its intervals are narrow stops at favourable samples: nominal 95 % would cover 90 %. The
@@ -294,20 +292,20 @@ def level_of_ratios(*studies: Mapping[str, Any]) -> float:
     return RATIO_WHEN_STOPPED if any(study.get("until") for study in studies) else LEVEL
 
 
-def interval_name(execution: str, *, checked: bool = False, varies: bool = True, stated: bool = False) -> str:
+def interval_name(execution: str, *, error: str = "", varies: bool = True, stated: bool = False) -> str:
     """Name of the intervals of an execution.
 
-    Only measured repetitions are a sample; virtual ones resample a calibration, `checked` by native runs or not. At
-    `stated` step times nothing was calibrated: draws differ by a stated jitter, the order of simultaneous arrivals or
-    the choice of partners. Where nothing `varies` the bounds equal the value.
+    Only measured repetitions are a sample; virtual ones resample a calibration, and have the `error` that is known of
+    it, by name (`native_check.VirtualError`). At `stated` step times nothing was calibrated: draws differ by a stated
+    jitter, the order of simultaneous arrivals or the choice of partners. Where nothing `varies` the bounds equal the
+    value.
     """
     if execution in ("native", "paced"):
         return CONFIDENCE
     if not varies:
         return NOTHING_VARIES
-    if stated:
-        return CHECKED_STATED if checked else STATED
-    return CHECKED_CALIBRATION if checked else CALIBRATION
+    name = STATED if stated else CALIBRATION
+    return f"{name} with {error}" if error else name
 
 
 def _log_ratios(numerator: ArrayLike, denominator: ArrayLike) -> Array:

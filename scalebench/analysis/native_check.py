@@ -27,6 +27,7 @@ from scalebench.formatting import counted, deviation
 PREFERRED_ENGINES = ("mpi", "nccl", "gloo", "horovod")  # native engine to compare with, where a strategy ran on several
 CHECKED_FROM = 2  # checks
 OF_A_MEDIAN = 1.35  # variance of a median of three over that of their mean
+NATIVE_ERROR, BESIDE_PROGRAMS = "virtual-native error", "error of calibrating beside programs"
 _COLUMNS = [
     *("label", "strategy", "workers", "engine", "oversubscribed", "disturbed", "n_native", "n_virtual", "native_s"),
     *("native_median_s", "native_deviation", "virtual_s", "ratio", "ratio_at_speed", "ratio_low", "ratio_high"),
@@ -47,7 +48,7 @@ class VirtualError:
     the engine with the most checks, a factor on all virtual times: it cancels in a ratio, is in no interval of a time,
     and is stated once. `offsets` are the further errors of the other engines, by label; `between` is the variance of
     strategies on one engine, without the noise of the native runs, and its degrees of freedom (None below two:
-    `variance_between`).
+    `variance_between`). `name` says in the names of intervals what the error is.
 
     T_native is the median of the runs, robust to one delayed run of three. All points of one worker check the same step
     time, and count as one check of their engine. From CHECKED_FROM checks the interval of a ratio has its nominal
@@ -59,6 +60,7 @@ class VirtualError:
     common: Any = 0.0
     between: Part | None = None
     offsets: tuple[tuple[str, Any], ...] = ()
+    name: str = NATIVE_ERROR
 
     @classmethod
     def of(cls, errors: ArrayLike, checks: Checks, engines: Mapping[str, str]) -> VirtualError:
@@ -205,6 +207,24 @@ def virtual_error(results: Results) -> VirtualError | None:
     between = None if found.between is None else Part(float(found.between.variance), int(found.between.freedom))  # type: ignore[arg-type]
     offsets = tuple((label, float(offset)) for label, offset in found.offsets)
     return VirtualError(float(found.rms), found.checks, float(found.common), between, offsets)
+
+
+# Of virtual times whose calibration other programs disturbed, against those of quiet ones: benchmarks/busy_machine.py
+_DISTURBED = VirtualError(0.05, 48, between=Part(0.03**2, 24), name=BESIDE_PROGRAMS)
+
+
+def error_of_times(results: Results) -> VirtualError | None:
+    """Errors that intervals of the study's virtual times hold: against native times, else of a disturbed calibration.
+
+    None for a quiet calibration without native runs that check it.
+    """
+    disturbed = (results.completed["calibration"] == "disturbed").any()
+    return virtual_error(results) or (_DISTURBED if disturbed else None)
+
+
+def error_name(error: VirtualError | None) -> str:
+    """Name of an error in the names of intervals, empty without one."""
+    return error.name if error else ""
 
 
 def _checks(fair: pd.DataFrame) -> dict[str, tuple[list[float], list[float]]]:

@@ -4,7 +4,7 @@ The one builder of comparison rows, for cells of one study or of two. Within a s
 the run order put the repetitions side by side, virtual times by their draw from the calibration. Two studies are
 independent samples, except for virtual times of one calibration and seed. The noise of both cells is inside every
 interval, whichever of them is the baseline; where native runs check virtual times, so is the virtual-native error,
-without what is common to all virtual times of a study.
+without what is common to all virtual times of a study, and else the error of a disturbed calibration.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from scalebench.analysis.intervals import (
     unpaired_ratio,
 )
 from scalebench.analysis.loading import Results
-from scalebench.analysis.native_check import VirtualError, virtual_error
+from scalebench.analysis.native_check import VirtualError, error_name, error_of_times
 from scalebench.analysis.rounds import MEASURED, CellRuns, paired_rounds, paired_times
 from scalebench.analysis.significance import (
     ALPHA,
@@ -136,7 +136,7 @@ class Comparer:
         both = (a, b or a)
         self.studies = tuple(results.study for results in both)
         self.level = level_of_ratios(*self.studies)  # of ratios: no run waits for a ratio to be narrow
-        self.errors: tuple[VirtualError | None, ...] = tuple(virtual_error(results) for results in both)
+        self.errors: tuple[VirtualError | None, ...] = tuple(error_of_times(results) for results in both)
         self.stated = all(states_steps(results) for results in both)
         draws = [(calibration_of(results), results.study.get("seed")) for results in both]
         self.same_draws = draws[0] == draws[1]
@@ -161,8 +161,8 @@ class Comparer:
         median = median_ratio(above, below) if paired and above else NO_INTERVAL
         if simulated:
             median = median._replace(low=math.nan, high=math.nan)
-        checked, varies = self.error_of(0) is not None, is_interval(mean.low, mean.high)
-        name = interval_name(top.execution, checked=checked, varies=varies, stated=self.stated)
+        varies = is_interval(mean.low, mean.high)
+        name = interval_name(top.execution, error=error_name(self.error_of(0)), varies=varies, stated=self.stated)
         left_out = len(top.seconds.keys() & bottom.seconds.keys()) - len(above) if paired else 0
         return Ratio(mean, median, above, below, paired, name if math.isfinite(mean.low) else "", left_out)
 

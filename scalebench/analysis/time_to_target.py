@@ -34,6 +34,7 @@ from scalebench.analysis.intervals import (
     of_mean,
 )
 from scalebench.analysis.loading import CELL, Results, cached
+from scalebench.analysis.native_check import error_name
 from scalebench.analysis.pairing import Comparer
 from scalebench.analysis.rounds import MEASURED, CellRuns, runs_by_cell
 from scalebench.formatting import is_interval
@@ -58,7 +59,7 @@ def times_to_target(results: Results) -> pd.DataFrame:
     `epochs_to_target` is the median of the Kaplan-Meier curve over epochs.
     """
     comparer = Comparer(results)
-    named, known = states_steps(results), comparer.error_of(0) is not None
+    named, known = states_steps(results), error_name(comparer.error_of(0))
     rows = []
     for cell in runs_by_cell(results):
         if not cell.aimed:
@@ -66,7 +67,7 @@ def times_to_target(results: Results) -> pd.DataFrame:
         time, interval = time_to_target(cell, comparer), SURVIVAL
         if reached_by_all(cell):
             varies = is_interval(time.low, time.high)
-            interval = interval_name(cell.execution, checked=known, varies=varies, stated=named) + _seeds(cell)
+            interval = interval_name(cell.execution, error=known, varies=varies, stated=named) + _seeds(cell)
         epochs = survival_median(
             [epochs for epochs in cell.epochs_to_target.values() if not math.isnan(epochs)],
             [cell.epochs] * len(cell.aimed - cell.to_target.keys()),

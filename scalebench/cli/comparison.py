@@ -12,6 +12,7 @@ from rich.text import Text
 
 from scalebench.analysis.grouping import PLACE, place
 from scalebench.analysis.intervals import NOTHING_VARIES
+from scalebench.analysis.native_check import NATIVE_ERROR
 from scalebench.analysis.verdicts import METRIC_VERDICTS, VERDICTS, Verdicts
 from scalebench.cli.terminal_table import TableColumn, TerminalTable
 from scalebench.formatting import (
@@ -126,7 +127,8 @@ def comparison_notes(found: Verdicts) -> list[str]:
 
 def _simulation(found: Verdicts) -> str:
     """The known error of virtual times in words, and how much of it the intervals of ratios hold."""
-    errors = {name: error for name, error in zip("AB", found.virtual_errors, strict=True) if error}
+    both = zip("AB", found.virtual_errors, strict=True)
+    errors = {name: error for name, error in both if error and error.name == NATIVE_ERROR}
     if not errors:
         return "virtual times: no native point checks them: verdicts on them are on the simulation"
     if found.one_study:

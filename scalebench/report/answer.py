@@ -16,7 +16,7 @@ import pandas as pd
 from scalebench.analysis import Results, cells, differences, virtual_error
 from scalebench.analysis.environment import jitter_in_words
 from scalebench.analysis.grouping import listed
-from scalebench.analysis.intervals import CHECKED_STATED, NOTHING_VARIES, STATED
+from scalebench.analysis.intervals import NOTHING_VARIES, STATED
 from scalebench.analysis.methodology import Evidence
 from scalebench.analysis.methodology.quality import few_runs
 from scalebench.analysis.methodology.timing import busy_machine, disturbed
@@ -193,7 +193,7 @@ def _time(one: Comparison, results: Results, baseline: str, brief: bool, obtaine
         yield from (Phrase(f"whether {one.label} saves time is not shown", "strong"), Phrase(f" against {baseline}"))
     of_each = "runs of each"
     if one.execution == "virtual":
-        of_each = "draws" if one.interval in (STATED, CHECKED_STATED) else "draws of the calibration"
+        of_each = "draws" if one.interval.startswith(STATED) else "draws of the calibration"
     if one.interval == NOTHING_VARIES:
         interval = one.interval
     elif several:

@@ -6,7 +6,7 @@ import math
 
 from scalebench.analysis import Results, virtual_error
 from scalebench.analysis.grouping import DISTURBED_BY, PER_BATCH
-from scalebench.analysis.intervals import CHECKED_STATED, METRIC_FROM, STATED, t_quantile
+from scalebench.analysis.intervals import METRIC_FROM, STATED, t_quantile
 from scalebench.analysis.loading import is_representative
 from scalebench.analysis.methodology.quality import ENOUGH_RUNS, repeat_option
 from scalebench.analysis.rounds import MEASURED
@@ -68,7 +68,7 @@ def to_answer(results: Results) -> str:
 def _of_a_simulation(one: Comparison, results: Results) -> str:
     """The larger of the two parts of the interval: the error that native runs show, or the spread of the draws."""
     error = virtual_error(results)
-    if one.interval in (STATED, CHECKED_STATED):
+    if one.interval.startswith(STATED):
         return "more draws of the stated jitter would show it: --repetitions 10" if one.n < 10 else ""
     if error is not None:
         what = (

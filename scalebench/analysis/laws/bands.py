@@ -36,6 +36,7 @@ from scalebench.analysis.intervals import Interval, Part, interval_name
 from scalebench.analysis.laws.fitting import Candidate, Fit, SharedNoise, shared_noise
 from scalebench.analysis.laws.forms import Parameter
 from scalebench.analysis.laws.series import Base, Series
+from scalebench.analysis.native_check import error_name
 from scalebench.formatting import counted
 from scalebench.study.spec import SIMULATED
 
@@ -82,7 +83,7 @@ def band_name(series: Series) -> str:
     """Name of the intervals; where no time varies, they contain the misfit of the law only."""
     if series.execution in SIMULATED and series.error is None and not series.varies:
         return MISFIT
-    return interval_name(series.execution, checked=series.error is not None, stated=series.stated)
+    return interval_name(series.execution, error=error_name(series.error), stated=series.stated)
 
 
 def linear(

@@ -14,7 +14,7 @@ import pandas as pd
 from scalebench.analysis.environment import states_steps
 from scalebench.analysis.grouping import EXECUTIONS, strategy_rank, timed
 from scalebench.analysis.loading import Results, is_representative
-from scalebench.analysis.native_check import VirtualError, virtual_error
+from scalebench.analysis.native_check import VirtualError, error_of_times
 from scalebench.formatting import counted
 from scalebench.study.spec import SIMULATED
 
@@ -178,7 +178,7 @@ def _series(
         workload_of(runs),
         _most_workers(runs) if not weak else float("inf"),
         tuple(notes),
-        virtual_error(results) if execution in SIMULATED else None,
+        error_of_times(results) if execution in SIMULATED else None,
         states_steps(results),
         base,
     )

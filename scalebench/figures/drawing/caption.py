@@ -8,7 +8,7 @@ from typing import Any
 
 import pandas as pd
 
-from scalebench.analysis import Results, cells, virtual_error
+from scalebench.analysis import Results, cells
 from scalebench.analysis.environment import (
     charged_engine,
     hardware,
@@ -20,6 +20,7 @@ from scalebench.analysis.environment import (
 )
 from scalebench.analysis.grouping import DISTURBED_BY, EXECUTIONS, crowding
 from scalebench.analysis.intervals import CONFIDENCE, NOTHING_VARIES, interval_name
+from scalebench.analysis.native_check import BESIDE_PROGRAMS, error_name, error_of_times
 from scalebench.analysis.tuning import optimizer_in_words
 from scalebench.cluster.load import load_cluster
 from scalebench.cluster.network import allreduce_name
@@ -226,9 +227,9 @@ def _bars(results: Results, runs: pd.DataFrame, execution: str) -> str:
         return ", no error bars"
     if (own := cells(results)).loc[own["execution"] == execution, "interval"].eq(NOTHING_VARIES).all():
         return f", {NOTHING_VARIES}: step times are stated"
-    error = virtual_error(results) if execution in SIMULATED else None
-    name = interval_name(execution, checked=error is not None, stated=states_steps(results))
-    if error is None:
+    error = error_of_times(results) if execution in SIMULATED else None
+    name = interval_name(execution, error=error_name(error), stated=states_steps(results))
+    if error is None or error.name == BESIDE_PROGRAMS:
         return f", error bars: {name}"
     off = f"off native times by {error.words}"
     if not error.is_split:
