@@ -83,7 +83,7 @@ def _strategies(
     strategies: Sequence[object], counts: Sequence[int], runs: Sequence[Run], made: Sequence[Run]
 ) -> list[list[str]]:
     """Return a row for each strategy: its name, the engine of its real processes, and the marks at each count."""
-    from scalebench.launch.planning import is_oversubscribed
+    from scalebench.launch.sweep import is_oversubscribed
 
     planned = Counter(map(_point_of, runs))
     done = Counter(map(_point_of, made))
@@ -113,7 +113,7 @@ def _strategies(
 
 def _legend(standing: Standing) -> str:
     """Return the meaning of the marks that the table has, and the repetitions of each."""
-    from scalebench.launch.planning import is_oversubscribed
+    from scalebench.launch.sweep import is_oversubscribed
 
     runs, until = standing.plan.sweep.runs, standing.plan.study.until
     executions = {run.execution for run in runs}

@@ -17,7 +17,7 @@ from scalebench.data.plan import BatchPlan
 from scalebench.errors import DataError, StudyError
 from scalebench.formatting import counted
 from scalebench.launch.hosts import reachable
-from scalebench.launch.sweep import Detail, Sweep, expand, strategy_warnings
+from scalebench.launch.sweep import Detail, Sweep, expand, is_oversubscribed, strategy_warnings
 from scalebench.launch.tuning import trials_of
 from scalebench.models.pinning import pinned
 from scalebench.models.registry import check_model, model_notes
@@ -162,13 +162,6 @@ def _slow_nodes_exist(slow: SlowLinks, cluster: Cluster, runs: Iterable[Run]) ->
             raise StudyError(
                 f"virtual.slow_links names node {node}; the largest run has the nodes 0 to {last} ({counted})"
             )
-
-
-def is_oversubscribed(run: Run) -> bool:
-    """Return True if a native run keeps more threads busy than there are cores; of paced runs the overrun decides."""
-    if run.execution != "native":
-        return False
-    return reachable().is_oversubscribed(run.engine, run.workers + server_ranks(run), run.threads_per_worker)
 
 
 def why_oversubscribed(runs: Iterable[Run]) -> list[str]:

@@ -25,9 +25,9 @@ from scalebench.formatting import counted, seconds
 from scalebench.launch.machine import check_calibration, check_kept_calibration, machine_for
 from scalebench.launch.model_check import look_at_model
 from scalebench.launch.mpirun import Launcher
-from scalebench.launch.planning import StudyPlan, is_oversubscribed
+from scalebench.launch.planning import StudyPlan
 from scalebench.launch.stopping_rule import Reporter, StoppingRule, Tally
-from scalebench.launch.sweep import Sweep, is_simulated
+from scalebench.launch.sweep import Sweep, is_oversubscribed, is_simulated
 from scalebench.launch.traffic import TrafficCheck
 from scalebench.launch.tuning import with_chosen
 from scalebench.pricing.calibration_file import save_text

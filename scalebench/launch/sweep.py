@@ -15,6 +15,7 @@ from scalebench.cluster.spec import Cluster, require_step_times
 from scalebench.errors import ModelError, StudyError
 from scalebench.launch.engine_choice import VIRTUAL_PROVIDES, charged_engine, check_provided, native_points
 from scalebench.launch.hosts import Hosts, reachable
+from scalebench.native.job import server_ranks
 from scalebench.strategies import registry
 from scalebench.strategies.base import Setting
 from scalebench.study.heterogeneity import VirtualOptions
@@ -137,7 +138,7 @@ def expand(study: Study, cluster: Cluster, hosts: Hosts | None = None, *, timed:
                 "simulation may be off is in their interval beside it, and no repetition narrows that"
             )
         )
-    runs = _ordered(study, cells)
+    runs = _ordered(study, cells, hosts)
     sweep.runs = [run for run in runs if run.repetition < study.repetitions]
     sweep.further = [run for run in runs if run.repetition >= study.repetitions]
     return sweep
@@ -237,18 +238,31 @@ def _by_speed(study: Study) -> bool:
     return study.partition.options.get("balance") == "speed"
 
 
-def _ordered(study: Study, cells: list[_Cell]) -> list[Run]:
-    """Virtual runs first, then real ones; each block by block, every block in a random order."""
+def _ordered(study: Study, cells: list[_Cell], hosts: Hosts | None) -> list[Run]:
+    """Virtual runs first, then real ones, of which those that are no baseline come last.
+
+    Each group is made block by block, every block in a random order.
+    """
     random = np.random.default_rng([study.seed, 0x0DE2])
+    groups: list[list[_Cell]] = [[], [], []]
+    for cell in cells:
+        crowded = is_oversubscribed(_run(study, cell, 0, 0), hosts)
+        groups[0 if cell.engine == "virtual" else 2 if crowded else 1].append(cell)
     runs: list[Run] = []
-    for virtual in (True, False):
-        group = [cell for cell in cells if (cell.engine == "virtual") == virtual]
+    for group in groups:
         for repetition in range(study.until.at_most if study.until else study.repetitions):
             runs += [
                 _run(study, group[index], repetition, order)
                 for order, index in enumerate(random.permutation(len(group)), start=len(runs))
             ]
     return runs
+
+
+def is_oversubscribed(run: Run, hosts: Hosts | None = None) -> bool:
+    """Return True if a native run keeps more threads busy than there are cores; of paced runs the overrun decides."""
+    if run.execution != "native":
+        return False
+    return (hosts or reachable()).is_oversubscribed(run.engine, run.workers + server_ranks(run), run.threads_per_worker)
 
 
 def _run(study: Study, cell: _Cell, repetition: int, order: int) -> Run:

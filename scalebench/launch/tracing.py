@@ -13,7 +13,8 @@ from scalebench.errors import RunError, StudyError
 from scalebench.launch.machine import machine_for
 from scalebench.launch.model_check import look_at_model
 from scalebench.launch.mpirun import Launcher
-from scalebench.launch.planning import StudyPlan, is_oversubscribed
+from scalebench.launch.planning import StudyPlan
+from scalebench.launch.sweep import is_oversubscribed
 from scalebench.records.provenance import redact
 from scalebench.records.rows import PACED_OVERRUN_LIMIT
 from scalebench.study.spec import Run

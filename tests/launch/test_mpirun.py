@@ -19,8 +19,8 @@ from scalebench.comm import engines
 from scalebench.data.catalog import prepare
 from scalebench.errors import EngineError
 from scalebench.launch.mpirun import Launcher, warm_ups
-from scalebench.launch.planning import is_oversubscribed
 from scalebench.launch.processes import environment, launch_command
+from scalebench.launch.sweep import is_oversubscribed
 from scalebench.native.heartbeat import Phase, read_heartbeats
 from scalebench.study.spec import Component, Run
 from tests.conftest import needs_mpi

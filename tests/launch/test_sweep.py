@@ -53,6 +53,15 @@ def test_order_is_random_within_each_repetition():
     assert [run.run_id for run in runs] == [run.run_id for run in sweep(workers="1..64", execution="virtual").runs]
 
 
+def test_runs_that_are_no_baseline_come_last():
+    """On 4 cores gloo at 4 workers is one: a budget of time leaves those that answers rest on for last."""
+    runs = sweep(workers="2,4", strategies=["allreduce", "ddp"], repetitions=2).runs
+    kinds = ["virtual" if run.engine == "virtual" else (run.engine, run.workers) for run in runs]
+    assert kinds[:8] == ["virtual"] * 8
+    assert set(kinds[8:14]) == {("mpi", 2), ("mpi", 4), ("gloo", 2)}
+    assert kinds[14:] == [("gloo", 4)] * 2
+
+
 def test_run_ids_and_hashes_follow_the_configuration():
     runs = sweep(workers="1,2", strategies=["epoch_average", {"epoch_average": {"every": 2}}]).runs
     assert len({run.run_id for run in runs}) == len({run.config_hash for run in runs}) == len(runs)
