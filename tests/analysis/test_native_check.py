@@ -12,7 +12,7 @@ from scipy import stats
 from scalebench.analysis import agreement, cells, differences, load, ratios, virtual_error
 from scalebench.analysis.intervals import variance_between
 from scalebench.analysis.methodology.quality import findings
-from scalebench.analysis.native_check import _steady, checked
+from scalebench.analysis.native_check import _steady, checked, error_of_times
 from tests.analysis.test_comparing import only, run
 
 
@@ -154,6 +154,27 @@ def test_without_any_check_the_interval_is_the_calibrations_own(study):
     results = study(rows=[run("allreduce", 8, 1.0 + 0.01 * r, repetition=r) for r in range(3)])
     assert virtual_error(results) is None
     assert only(cells(results), workers=8).interval == "calibration interval"
+
+
+def test_interval_of_a_disturbed_calibration_holds_its_error(study):
+    """Of a time once, of a ratio of two strategies twice, on top of the spread of the draws."""
+    rows = [
+        run(label, 8, seconds * (1 + 0.001 * r), repetition=r, calibration="disturbed")
+        for label, seconds in (("allreduce", 1.0), ("epoch_average", 0.5))
+        for r in range(3)
+    ]
+    disturbed = study(rows=rows)
+    assert virtual_error(disturbed) is None, "nothing checks it"
+    quiet = study(rows=[row.model_copy(update={"calibration": "quiet"}) for row in rows])
+    cell, alone = (only(cells(results), label="epoch_average", workers=8) for results in (disturbed, quiet))
+    assert cell.interval == "calibration interval with error of calibrating beside programs"
+    own = error_of_times(disturbed).own("epoch_average")
+    wide = stats.t.ppf(0.975, own.freedom) * math.sqrt(own.variance)
+    assert math.log(cell.high_s / cell.train_s) == pytest.approx(wide, rel=0.05)
+    assert math.log(alone.high_s / alone.train_s) < wide / 5
+    ratio = only(ratios(disturbed), label="epoch_average", workers=8, baseline="allreduce")
+    assert math.log(ratio.ratio_high / ratio.ratio) == pytest.approx(math.sqrt(2) * wide, rel=0.05)
+    assert ratio.interval == cell.interval
 
 
 def test_virtual_intervals_contain_the_error(study):
