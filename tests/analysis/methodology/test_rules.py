@@ -204,7 +204,7 @@ def a_run_of_the_last_count_was_made_again_at_an_unknown_time(study):
     study.change(last, attempt=2)
 
 
-@case("virtual-error", "warning", "virtual times differ from native ones by")
+@case("virtual-error", "warning", "virtual times are off native ones by")
 def real_runs_take_twice_as_long(study):
     study.change(native, train_s=lambda row: 2 * row.train_s)
 
