@@ -130,7 +130,7 @@ def _label_fronts(panel: Panel, table: pd.DataFrame, cost: str) -> None:
             right, up = to_axes.transform((x, y))
             for across, along in _CORNERS:
                 at = right + 1.1 * across * wide, up + 1.1 * along * high
-                inside = 0 <= at[0] <= 1 and 0 <= at[1] <= 1
+                inside = wide / 2 <= at[0] <= 1 - wide / 2 and high / 2 <= at[1] <= 1 - high / 2
                 if inside and all(abs(at[0] - u) > 0.8 * wide or abs(at[1] - v) > 0.8 * high for u, v in taken):
                     taken.append(at)
                     style: dict[str, Any] = {"ha": "center", "va": "center", "fontsize": small, "color": NEUTRAL}
