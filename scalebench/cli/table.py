@@ -15,6 +15,7 @@ import rich_click as click
 from scalebench.cli.options import FILE, completed_study, results_argument, selection_of, selection_options
 from scalebench.errors import writing
 from scalebench.figures.caption_files import latex_lines, to_latex
+from scalebench.figures.style import printed_width
 from scalebench.formatting import DISTURBED, EMPTY, NOT_SHOWN, NOT_SHOWN_MEANS, OVERSUBSCRIBED
 from scalebench.records.table import to_cell
 
@@ -209,13 +210,10 @@ def _in_brackets(number: Rounded) -> str:
 
 def _printed_pt(latex: str) -> float:
     """Return the width of a cell in print, in points; both distances of an interval stand one above the other."""
-    from matplotlib.font_manager import FontProperties
-    from matplotlib.textpath import TextPath
 
     def width(text: str, size: float) -> float:
         plain = text.replace(r"\pm", "±").replace(r"\ensuremath{\times}", "×")
-        plain = re.sub(r"\\(?=\W)|[${}]", "", plain)
-        return float(TextPath((0, 0), plain, prop=FontProperties(family="STIXGeneral", size=size)).get_extents().width)
+        return printed_width(re.sub(r"\\(?=\W)|[${}]", "", plain), size, "STIXGeneral")
 
     value, *sides = re.split(r"[\^_](?=\{[+-])", latex)
     return width(value, _FONT_PT) + max((width(side, 0.75 * _FONT_PT) for side in sides), default=0.0)

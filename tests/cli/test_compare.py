@@ -114,7 +114,7 @@ def test_two_strategies_of_one_study_are_compared(call):
     out, _ = call("before", "--strategy", "allreduce", "--strategy", "epoch_average")
     assert "A: allreduce   B: epoch_average" in out
     assert "strategy" not in out
-    assert "time: improvement, accuracy: unchanged" in " ".join(out.split()), out
+    assert "time: improvement, accuracy: equal" in " ".join(out.split()), out
 
 
 def test_json_holds_the_cells(call):

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Sequence
-from functools import lru_cache
 
 from matplotlib import rcParams
-from matplotlib.font_manager import FontProperties
-from matplotlib.textpath import TextPath
+
+from scalebench.figures.style import printed_width
 
 _LONG = 26  # characters; shorter names stay as they are
 _LABEL = re.compile(r"(?P<head>[^(]*?)(?:\((?P<options>.*)\))?(?P<rest> (?:on|in) .*)?", re.DOTALL)
@@ -86,11 +85,4 @@ def _broken(word: str, points: float, size: float) -> list[str]:
 
 def width(text: str, size: float) -> float:
     """Return the width in points of `text` in the font of the style in use."""
-    return _width(text, size, str(rcParams["font.family"][0]))
-
-
-@lru_cache(4096)
-def _width(text: str, size: float, font: str) -> float:
-    if not text.strip():
-        return 0.25 * size * len(text)
-    return float(TextPath((0, 0), text, prop=FontProperties(family=font, size=size)).get_extents().width)
+    return printed_width(text, size, str(rcParams["font.family"][0]))
