@@ -1,8 +1,9 @@
 """scalebench: how much time does synchronising less often save, and what does it cost in accuracy?
 
-In a notebook, `scalebench.load("results/my-study")` gives a study's tables, `scalebench.analysis` the numbers that the
-command line prints, and `scalebench.figures` the figures. They are imported when they are asked for, so that
-`import scalebench` takes no time.
+In a notebook, `scalebench.run(...)` runs a study and `scalebench.load("results/my-study")` reads one,
+`scalebench.plot(results, "time-reduction")` draws a figure and `scalebench.predict("resnet50", ...)` predicts times.
+`scalebench.analysis` has the numbers that the command line prints, `scalebench.figures` all figures as files. They are
+imported when they are asked for, so that `import scalebench` takes no time.
 """
 
 from __future__ import annotations
@@ -11,19 +12,22 @@ import importlib
 from typing import TYPE_CHECKING
 
 __version__ = "0.1.0"
-__all__ = ["__version__", "analysis", "figures", "load"]
+__all__ = ["__version__", "analysis", "figures", "load", "plot", "predict", "run"]
 
 if TYPE_CHECKING:
     from scalebench import analysis as analysis
     from scalebench import figures as figures
-    from scalebench.analysis import load as load
+    from scalebench.notebook import load as load
+    from scalebench.notebook import plot as plot
+    from scalebench.notebook import predict as predict
+    from scalebench.notebook import run as run
 
 
 def __getattr__(name: str) -> object:
     if name in ("analysis", "figures"):
         return importlib.import_module(f"scalebench.{name}")
-    if name == "load":
-        return importlib.import_module("scalebench.analysis").load
+    if name in ("load", "plot", "predict", "run"):
+        return getattr(importlib.import_module("scalebench.notebook"), name)
     raise AttributeError(f"module 'scalebench' has no attribute {name!r}")
 
 

@@ -2,22 +2,29 @@
 
 from __future__ import annotations
 
+import ast
+import json
 import math
 import re
+import signal
 import subprocess
 import sys
 from pathlib import Path
 
+import pandas as pd
 import pytest
 
 import scalebench
 from scalebench.cli.main import main
+from scalebench.errors import ResultsError, StudyError, UsageError
 from scalebench.formatting import digits, percent, seconds
 from scalebench.pricing.calibration_file import Calibration
 from scalebench.records.store import Store
 from tests.records_factory import study_rows
 
 ROOT = Path(__file__).parents[1]
+SMALL = {"name": "small", "dataset": "wine", "epochs": 1, "execution": "virtual"}
+ON = {"cluster": "juwels-booster", "device_step_time": 0.001, "jobs": 1}
 STUDY = """\
 name: mine
 dataset: wine
@@ -32,7 +39,7 @@ calibration: given.json
 
 def test_importing_it_imports_nothing_heavy() -> None:
     program = (
-        "import sys, scalebench; assert {'load', 'analysis', 'figures'} <= set(dir(scalebench))\n"
+        "import sys, scalebench; assert {'run', 'plot', 'predict', 'load', 'analysis'} <= set(dir(scalebench))\n"
         "print([name for name in ('pandas', 'numpy', 'torch', 'yaml', 'click') if name in sys.modules])\n"
         "scalebench.load; print('pandas' in sys.modules, 'torch' in sys.modules, 'matplotlib' in sys.modules)"
     )
@@ -93,3 +100,93 @@ def test_documented_code_runs(tmp_path, monkeypatch, capsys) -> None:
     assert list(names["saved"].index) == [1, 2, 4]  # type: ignore[attr-defined]
     assert said.count("digits-strong-scaling") == 1
     assert {path.suffix for path in Path("plots/digits-strong-scaling").iterdir()} == {".png", ".csv", ".txt", ".tex"}
+
+
+def test_notebook_runs(tmp_path, monkeypatch, capsys) -> None:
+    """Execute the cells as a notebook does: the value of a last expression is shown."""
+    monkeypatch.chdir(tmp_path)
+    book = json.loads((ROOT / "docs" / "notebook.ipynb").read_text(encoding="utf-8"))
+    names: dict[str, object] = {}
+    shown: list[str] = []
+    for cell in book["cells"]:
+        if cell["cell_type"] != "code":
+            continue
+        assert cell["outputs"] == [], "numbers of another version would stay in it"
+        body = ast.parse("".join(cell["source"])).body
+        last = body.pop() if isinstance(body[-1], ast.Expr) else None
+        exec(compile(ast.Module(body, []), "docs/notebook.ipynb", "exec"), names)
+        if last is not None:
+            value = eval(compile(ast.Expression(last.value), "docs/notebook.ipynb", "eval"), names)
+            shown += [value._repr_html_()] if hasattr(value, "_repr_html_") else []
+    answer, saved, picture, predicted = shown
+    assert answer.startswith("<p>At 8 workers, ")
+    assert "<td>local_sgd(steps=4)</td>" in answer
+    assert "<th>epoch_average</th>" in saved
+    assert picture.startswith('<img alt="page 1" src="data:image/png;base64,')
+    assert predicted.count("<td>ddp</td>") == 3
+    assert Path("scaling.pdf").read_bytes().startswith(b"%PDF")
+    assert "Decision: " in capsys.readouterr().out
+
+
+def test_run_takes_a_file_with_keys_over_it_and_goes_on(tmp_path, monkeypatch, capsys) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("study.yaml").write_text("name: mine\ndataset: wine\nepochs: 1\nexecution: virtual\nworkers: 1,2\n")
+    results = scalebench.run("study.yaml", strategies="allreduce", repetitions=1, output="out", **ON)
+    assert results.folder == Path("out/mine")
+    assert sorted(results.runs["workers"]) == [1, 2]
+    assert set(results.completed["label"]) == {"allreduce"}
+    capsys.readouterr()
+    again = scalebench.run("study.yaml", strategies="allreduce", repetitions=1, output="out", **ON)
+    assert len(again.runs) == 2
+    assert "virtual workers" not in capsys.readouterr().err, "nothing was left to run"
+
+
+def test_interrupted_run_is_an_interrupted_cell(tmp_path, monkeypatch) -> None:
+    monkeypatch.chdir(tmp_path)
+
+    def stop(*_: object) -> None:
+        signal.raise_signal(signal.SIGINT)
+
+    monkeypatch.setattr("scalebench.cli.progress.Watcher.ended", stop)
+    with pytest.raises(KeyboardInterrupt):
+        scalebench.run(SMALL, workers="1..4", strategies=["allreduce"], **ON)
+    assert 0 < len(scalebench.load("results/small").runs) < 9
+
+
+def test_plot_returns_the_axes_of_what_was_chosen(tmp_path) -> None:
+    with Store(tmp_path / "mine", fsync=False) as store:
+        for run, epochs in study_rows(workers=(1, 2, 4), native_workers=(1, 2)):
+            store.append(run, epochs)
+    results = scalebench.load(tmp_path / "mine")
+    axes = scalebench.plot(results, panels="time", workers=[2, 4], style="ieee")
+    assert [panel.get_title(loc="left") for panel in axes] == ["training time"]
+    assert min(x for line in axes[0].lines for x in line.get_xdata()) > 1
+    assert axes.figures[0].get_size_inches()[0] == 3.5
+    assert len(scalebench.plot(tmp_path / "mine")) == 3
+    with pytest.raises(ResultsError, match="weak-scaling cannot be drawn: the study scales strongly"):
+        scalebench.plot(results, "weak-scaling")
+    with pytest.raises(UsageError, match="no completed run of 'gossip'"):
+        scalebench.plot(results, strategies=["gossip"])
+
+
+def test_predict_gives_the_numbers_of_the_command(tmp_path, invoke) -> None:
+    words = ("--cluster", "juwels-booster", "--step-time", "0.025", "--workers", "4,64")
+    said = invoke("predict", "resnet50", *words, "--csv", str(tmp_path / "all.csv"))
+    table = scalebench.predict("resnet50", cluster="juwels-booster", step_time=0.025, workers=[4, 64])
+    printed = pd.read_csv(tmp_path / "all.csv")
+    assert list(table) == list(printed)
+    assert table["train_s_high"].tolist() == pytest.approx(printed["train_s_high"].tolist(), rel=1e-12)
+    assert table.attrs["answer"][0][:60] in said
+
+
+def test_mistakes_are_the_command_lines_errors() -> None:
+    with pytest.raises(StudyError, match="unknown key 'epcohs'; did you mean 'epochs'"):
+        scalebench.run(epcohs=3)
+    with pytest.raises(UsageError, match="No such option '--clster'"):
+        scalebench.predict("resnet50", clster="juwels-booster")
+    with pytest.raises(UsageError, match="csv and figure are options of the command alone"):
+        scalebench.predict("resnet50", cluster="juwels-booster", csv="a.csv")
+    with pytest.warns(UserWarning, match="not predicted"):
+        scalebench.predict(
+            "resnet50", cluster="juwels-booster", step_time=0.02, batch_global=64, workers=[1, 128], samples=6400
+        )

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 import re
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -81,7 +80,6 @@ platform_options = all_of(  # of model, workload and platform; read with `predic
 
 def predictor_of(model: str | None, flags: dict[str, Any]) -> Predictor:
     """Return the predictor for the command's options; raise UsageError for what cannot be."""
-    gc.disable()  # for a command of seconds: what torch alone makes are 400,000 objects that stay
     from scalebench.pricing.prediction import Predictor
 
     measured = _measured(model, flags) if flags["calibration"] is not None else None

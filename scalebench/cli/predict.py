@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import csv
+import gc
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -70,22 +71,35 @@ def predict(
     roofline, or as `scalebench calibrate` measured them: --calibration FILE says the model too. Every number is
     modelled. Exit code 1 where no point could be predicted, 2 where the model fits at none.
     """
+    gc.disable()  # for a command of seconds: what torch alone makes are 400,000 objects that stay
     from scalebench.cli.terminal_table import print_results
+
+    predictor, grid, to_target = predicted(model, workers, strategies, epochs_to_target, flags)
+    if table is not None:
+        _write(table, rows_of(predictor, grid, price, to_target))
+    if figure is not None and grid.points:
+        _draw(figure, predictor, grid)
+    first = answer(predictor, grid, budget, price, to_target)
+    print_results(*first, _table(predictor, grid, to_target), *_sentences(predictor, grid, budget, price, to_target))
+    if grid.points and all(point.lacking for point in grid.points):
+        return 2
+    return 0 if grid.points else 1
+
+
+def predicted(
+    model: str | None,
+    workers: Sequence[int],
+    strategies: Sequence[str],
+    epochs_to_target: str | None,
+    flags: dict[str, Any],
+) -> tuple[Predictor, Grid, dict[int, Target]]:
+    """Return what is predicted with, the points, and by their place the epochs to a target, if these are given."""
     from scalebench.pricing.grid import predict as predict_grid
 
     chosen = [parse_strategy(text) for text in strategies or ("allreduce", "epoch_average")]
     predictor = predictor_of(model, flags)
     grid = predict_grid(predictor, chosen, workers)
-    to_target = {} if epochs_to_target is None else targets_of(grid, *read_laws(epochs_to_target))
-    if table is not None:
-        _write(table, predictor, grid, price, to_target)
-    if figure is not None and grid.points:
-        _draw(figure, predictor, grid)
-    first = _answer(predictor, grid, budget, price, to_target)
-    print_results(*first, _table(predictor, grid, to_target), *_sentences(predictor, grid, budget, price, to_target))
-    if grid.points and all(point.lacking for point in grid.points):
-        return 2
-    return 0 if grid.points else 1
+    return predictor, grid, {} if epochs_to_target is None else targets_of(grid, *read_laws(epochs_to_target))
 
 
 def _draw(path: Path, predictor: Predictor, grid: Grid) -> None:
@@ -130,7 +144,7 @@ def _table(predictor: Predictor, grid: Grid, to_target: dict[int, Target]) -> Te
     return TerminalTable(title, list(shown), rows, notes)
 
 
-def _answer(
+def answer(
     predictor: Predictor, grid: Grid, budget: float | None, price: float | None, to_target: dict[int, Target]
 ) -> list[str]:
     """Return the answer: times with their intervals, the decision and what it rests on."""
@@ -258,8 +272,14 @@ def _needs(predictor: Predictor, point: Point) -> Iterator[str]:
     yield f"  80 % efficiency at {point.workers:,} workers: {' or '.join(ways) or 'no batch or interval holds it'}."
 
 
-def _write(path: Path, predictor: Predictor, grid: Grid, price: float | None, to_target: dict[int, Target]) -> None:
-    rows = [_row(predictor, point, price, to_target.get(place)) for place, point in enumerate(grid.points)]
+def rows_of(
+    predictor: Predictor, grid: Grid, price: float | None, to_target: dict[int, Target]
+) -> list[dict[str, object]]:
+    """Return a row with all columns for each point."""
+    return [_row(predictor, point, price, to_target.get(place)) for place, point in enumerate(grid.points)]
+
+
+def _write(path: Path, rows: list[dict[str, object]]) -> None:
     with writing(path, ""), path.open("w", newline="") as file:
         writer = csv.DictWriter(file, list(rows[0]) if rows else ["execution"], lineterminator="\n")
         writer.writeheader()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import gc
 from collections.abc import Iterator, Sequence
 from itertools import product
 from pathlib import Path
@@ -61,6 +62,7 @@ def what_if(
     Nothing is trained: the recorded schedule is priced in every cell, and again with half the time of each component.
     Of 24 cells or fewer each has a row with its interval.
     """
+    gc.disable()  # for a command of seconds: what torch alone makes are 400,000 objects that stay
     from scalebench.cli.terminal_table import print_results
     from scalebench.pricing.what_if import Axis
     from scalebench.pricing.what_if import what_if as price_cells

@@ -1,0 +1,184 @@
+"""Run, read, draw and predict from Python, as the commands do: `scalebench.run`, `load`, `plot` and `predict`."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import fields
+from html import escape
+from io import BytesIO
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pandas as pd
+
+from scalebench import analysis
+from scalebench.errors import UsageError
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+    from scalebench.figures.style import Style
+
+
+class Results(analysis.Results):
+    """The tables of a study; a notebook shows its answer and the table of `scalebench run --full`."""
+
+    def _repr_html_(self) -> str:
+        from scalebench.report.answer import spoken
+
+        said = "".join(f"<p>{escape(sentence)}</p>" for sentence in spoken(self))
+        notes = "".join(f"<li>{escape(note)}</li>" for note in analysis.summary_notes(self, brief=True))
+        return f"{said}{analysis.summary_table(self).to_html(index=False)}<ul>{notes}</ul>"
+
+
+class PanelAxes(list["Axes"]):
+    """The axes of a figure's panels, in order; a notebook shows the `figures` that they are in, one for each page."""
+
+    def __init__(self, axes: Iterable[Axes], figures: Sequence[Figure], style: Style) -> None:
+        super().__init__(axes)
+        self.figures = list(figures)
+        self._style = style
+
+    def _repr_html_(self) -> str:
+        from base64 import b64encode
+
+        pictures = (b64encode(self._png(figure)).decode("ascii") for figure in self.figures)
+        return "".join(f'<img alt="page {n}" src="data:image/png;base64,{own}">' for n, own in enumerate(pictures, 1))
+
+    def _png(self, figure: Figure) -> bytes:
+        from scalebench.figures.plotting import house_style
+
+        with house_style(self._style):
+            stream = BytesIO()
+            figure.savefig(stream, format="png")
+        return stream.getvalue()
+
+
+def load(folder: Path | str) -> Results:
+    """Read the study in `folder`, as `scalebench.analysis.load` does."""
+    found = analysis.load(folder)
+    return Results(**{field.name: getattr(found, field.name) for field in fields(found)})
+
+
+def run(
+    study: Path | str | Mapping[str, Any] | None = None,
+    *,
+    output: Path | str = "results",
+    jobs: int | None = None,
+    **keys: Any,
+) -> Results:
+    """Run a study in `output`/<name>, or go on with it, and return its results.
+
+    `study` is a file, or its keys, or None for the default study; `keys` are put over it, as `run`'s options are:
+    `scalebench.run(workers="1..8", strategies=["allreduce", "epoch_average"])`. Progress goes to standard error.
+
+    Raises:
+        StudyError: a key is unknown or has a wrong value; nothing was run.
+        KeyboardInterrupt: the kernel was interrupted. What was completed is kept, and the same call goes on.
+    """
+    from scalebench.cli.progress import watching
+    from scalebench.launch.planning import plan_study
+    from scalebench.launch.study_run import run_study
+    from scalebench.study.load import load_study
+
+    file = None if study is None or isinstance(study, Mapping) else Path(study)
+    given = (dict(study) if isinstance(study, Mapping) else {}) | keys
+    if isinstance(given.get("strategies"), str):
+        given["strategies"] = [given["strategies"]]
+    plan = plan_study(load_study(file, given, []))
+    with watching() as watcher:
+        tally = run_study(plan, Path(output), watcher, jobs=jobs)
+    if tally.interrupted is not None:
+        raise KeyboardInterrupt
+    return load(tally.folder)
+
+
+def plot(
+    results: analysis.Results | Path | str,
+    figure: str = "strong-scaling",
+    *,
+    panels: str | Sequence[str] = (),
+    strategies: str | Sequence[str] = (),
+    workers: Sequence[int] = (),
+    style: str = "report",
+    columns: int | None = None,
+) -> PanelAxes:
+    """Draw one figure of a study, or of those of its `panels`, and return the matplotlib axes of its panels.
+
+    `strategies` and `workers` choose what is shown, `style` and `columns` for where, as the options of `plot` do.
+    `scalebench.figures.plot` writes all figures to files, with their captions and numbers.
+
+    Raises:
+        UsageError: an unknown figure, panel or style, or a strategy or worker count that did not run.
+        ResultsError: the study has nothing for this figure.
+    """
+    from scalebench.errors import ResultsError
+    from scalebench.figures.base import FIGURES
+    from scalebench.figures.drawing.canvas import Canvas
+    from scalebench.figures.plotting import PlotRequest, house_style
+    from scalebench.figures.selection import Selection
+    from scalebench.figures.style import choose_style
+
+    study = results if isinstance(results, analysis.Results) else load(results)
+    selection = Selection(_several(strategies), tuple(workers))
+    chosen = choose_style(style, columns=columns)
+    request = PlotRequest((figure,), style=chosen, selection=selection, panels=_several(panels))
+    (name,) = request.figures()
+    kind = FIGURES.create(name, {})
+    if absent := kind.absent(study):
+        raise ResultsError(f"{study.folder}: {name} cannot be drawn: {absent}")
+    selection.require(study)
+    with house_style(request.style):
+        canvas = Canvas(name, request.style, selection, request.panels_of(kind))
+        kind.draw(study, canvas)
+        pages = canvas.finish()
+    return PanelAxes((panel.ax for panel in canvas.shown), pages, request.style)
+
+
+def predict(
+    model: str | None = None,
+    *,
+    strategies: str | Sequence[str] = (),
+    workers: str | Sequence[int] | None = None,
+    **options: Any,
+) -> pd.DataFrame:
+    """Predict trainings of `model` without training; return a row for each strategy and worker count.
+
+    `options` are those of `scalebench predict`, as `cluster="juwels-booster", step_time=0.025`. The columns are those
+    of its `--csv`, and `attrs["answer"]` is the answer in sentences. What cannot be predicted is a warning.
+
+    Raises:
+        UsageError: an unknown option, or a value that is out of its range.
+    """
+    import click
+
+    from scalebench.cli.predict import answer, predicted, rows_of
+    from scalebench.cli.predict import predict as command
+
+    if not {"csv", "figure"}.isdisjoint(options):
+        raise UsageError("predict: csv and figure are options of the command alone; the table has to_csv and plot")
+    words = [] if model is None else [model]
+    if workers is not None:
+        options["workers"] = workers if isinstance(workers, str) else ",".join(map(str, workers))
+    for name, value in options.items():
+        if value is not None and value is not False:
+            words += [f"--{name.replace('_', '-')}", *([] if value is True else [str(value)])]
+    words += [word for strategy in _several(strategies) for word in ("--strategy", strategy)]
+    try:
+        flags = command.make_context("predict", words).params
+    except click.UsageError as error:
+        raise UsageError(f"predict: {error.format_message()}") from None
+    budget, price = flags.pop("budget"), flags.pop("price")
+    model, counts, chosen, law = (flags.pop(name) for name in ("model", "workers", "strategies", "epochs_to_target"))
+    predictor, grid, to_target = predicted(model, counts, chosen, law, flags)
+    for refusal in grid.refusals:
+        warnings.warn(f"not predicted: {refusal}", stacklevel=2)
+    table = pd.DataFrame(rows_of(predictor, grid, price, to_target))
+    table.attrs["answer"] = answer(predictor, grid, budget, price, to_target) if grid.points else []
+    return table
+
+
+def _several(names: str | Sequence[str]) -> tuple[str, ...]:
+    return (names,) if isinstance(names, str) else tuple(names)
