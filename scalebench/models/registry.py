@@ -162,12 +162,20 @@ def build_own(name: str, options: dict[str, Any], input_shape: tuple[int, ...], 
     try:
         model = factory(input_shape, outputs, **options)
     except Exception as error:
-        is_module = isinstance(factory, type) and issubclass(factory, nn.Module)
-        wrap = f"; name a function instead: def build(input_shape, outputs): return {factory_name}(...)" * is_module
+        is_class = isinstance(factory, type) and issubclass(factory, nn.Module)
+        maker = factory_name if is_class else type(factory).__name__
+        is_module = is_class or isinstance(factory, nn.Module)
+        wrap = f"; name a function instead: def build(input_shape, outputs): return {maker}(...)" * is_module
         raise ModelError(
             f"model {name!r}: {factory_name}(input_shape={input_shape}, outputs={outputs}"
             f"{''.join(f', {key}={value!r}' for key, value in options.items())}) raised {raised(error)}{wrap}"
         ) from error
     if not isinstance(model, nn.Module):
         raise ModelError(f"model {name!r}: {factory_name} returned {type(model).__name__}, expected a torch.nn.Module")
+    if type(model).forward is nn.Module.forward and "forward" not in vars(model):
+        inner = next((name for name, _ in model.named_children()), "network")
+        raise ModelError(
+            f"model {name!r}: {type(model).__name__} has no forward, and no other method is called: give it one, as "
+            f"def forward(self, x): return self.{inner}(x), or let the factory return its .{inner}"
+        )
     return model

@@ -309,3 +309,43 @@ def test_complex_numbers_and_classes_are_refused(tmp_path, factory, message):
     (tmp_path / "own.py").write_text(DRAWN_AT_IMPORT)
     with pytest.raises(ModelError, match=message):
         build(f"{tmp_path / 'own.py'}:{factory}")
+
+
+MODULES = """
+from torch import nn
+
+class Net(nn.Module):
+    def __init__(self, hidden=8):
+        super().__init__()
+        self.first = nn.Linear(64, 10)
+
+    def forward(self, x):
+        return self.first(x)
+
+net = Net()
+
+class Trained(nn.Module):  # as a LightningModule whose steps call self.net
+    def __init__(self):
+        super().__init__()
+        self.net = Net()
+
+    def training_step(self, batch, number):
+        return self.net(batch[0]).sum()
+
+def build(input_shape, outputs):
+    return Trained()
+"""
+
+
+@pytest.mark.parametrize(
+    ("factory", "message"),
+    [
+        ("Net", r"name a function instead: def build\(input_shape, outputs\): return Net\(...\)"),
+        ("net", r"name a function instead: def build\(input_shape, outputs\): return Net\(...\)"),
+        ("build", r"Trained has no forward.*return self\.net\(x\), or let the factory return its \.net"),
+    ],
+)
+def test_refusal_of_a_module_says_how_to_wrap_it(tmp_path, factory, message):
+    (tmp_path / "own.py").write_text(MODULES)
+    with pytest.raises(ModelError, match=message):
+        build(f"{tmp_path / 'own.py'}:{factory}")
