@@ -130,7 +130,7 @@ def test_check_of_pictures_finds_other_versions_runs_and_answers(tmp_path, monke
             facts.add_text(key, text)
         Image.new("RGB", (2, 2)).save(tmp_path / name, pnginfo=facts)
 
-    answer = "Simulated, at 64 workers: epoch_average takes 69 % less time than allreduce (12.3 ms instead of 39.5 ms)."
+    answer = "Virtual, at 64 workers: epoch_average takes 69 % less time than allreduce (12.3 ms instead of 39.5 ms)."
     keep("strong-scaling.png", answer=answer)
     keep("other.png")
     readme = "At 64 workers, **epoch_average takes\n> 69 % less time** (12.3 ms instead of 39.5 ms)"

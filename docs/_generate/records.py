@@ -95,7 +95,7 @@ source `nvml`. Paced and virtual runs have no energy: the energy used here is no
 _COST = """\
 `cost_core_hours` and `cost_gpu_hours` are what the training holds of a machine, in every execution: the cores in which
 the workers compute (`workers` x `threads_per_worker`) and, where they compute on GPUs, one GPU for each, from the
-barrier before the first step to the last worker's end. Of a virtual run they are those of the simulated cluster.
+barrier before the first step to the last worker's end. Of a virtual run they are those of the virtual cluster.
 Not counted are processes of parameter servers, idle cores of a node, evaluation, and start and warm-up of processes;
 whole nodes cost `train_s` x `nodes` x the cores of a node.
 """

@@ -46,7 +46,7 @@ def matrix_markdown() -> str:
         "A strategy is written once and runs on every engine that provides what it requires; anything else is refused",
         "before a run starts. ● marks the engine that `--engine auto` takes (`nccl` instead where there are several",
         "GPUs and the strategy names it), ○ one that `--engine` may name, – one that lacks something. `virtual` is the",
-        "simulated cluster, in which the same class trains for real and time is computed. Each mark under mpi, horovod",
+        "virtual cluster, in which the same class trains for real and time is computed. Each mark under mpi, horovod",
         "and gloo is tested, native and paced, on two real ranks, against the weights of virtual workers where timing",
         "does not decide them (tests/strategies/test_paced_ranks.py).",
         "",

@@ -131,7 +131,9 @@ def jitter_in_words(results: Results) -> str:
     if not tables:
         return ""
     spread = max(float(np.std(table.jitter)) for table in tables)
-    left_out = f"{100 * max(table.outliers for table in tables):.0f} % of the steps left out as events of this machine"
+    left_out = (
+        f"{100 * max(table.outliers for table in tables):.0f} % of the steps, delayed by other programs, left out"
+    )
     return f"jitter of {100 * spread:.1f} % as measured, {left_out}"
 
 

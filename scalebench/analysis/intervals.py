@@ -44,7 +44,7 @@ METRIC_RANGE = {"accuracy": (0.0, 1.0), "r2": (-math.inf, 1.0)}  # intervals of 
 
 CONFIDENCE = "95 % confidence interval"
 CALIBRATION = "calibration interval"
-STATED = "interval over draws at stated step times"
+STATED = "interval over repetitions at stated step times"
 NOTHING_VARIES = "no interval, as nothing varies"
 
 # A study that repeats until its intervals are narrow stops at favourable samples: nominal 95 % would cover 90 %. The

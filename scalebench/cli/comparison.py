@@ -92,7 +92,7 @@ def comparison_notes(found: Verdicts) -> list[str]:
     if kinds:
         notes.append(f"intervals: {'; '.join(kinds)}; of the metric 95 % over seeds")
     if ((found.table["execution"] == "virtual") & (found.table["interval"] != NOTHING_VARIES)).any():
-        notes.append(_simulation(found))
+        notes.append(_virtual(found))
     tests = sorted(set(found.table["test"]) - {""})
     if tests:
         notes.append(f"p: {', '.join(tests)} test, adjusted by Holm over the worker counts of a strategy")
@@ -125,12 +125,12 @@ def comparison_notes(found: Verdicts) -> list[str]:
     return notes
 
 
-def _simulation(found: Verdicts) -> str:
+def _virtual(found: Verdicts) -> str:
     """The known error of virtual times in words, and how much of it the intervals of ratios hold."""
     both = zip("AB", found.virtual_errors, strict=True)
     errors = {name: error for name, error in both if error and error.name == NATIVE_ERROR}
     if not errors:
-        return "virtual times: no native point checks them: verdicts on them are on the simulation"
+        return "virtual times: no native point checks them: verdicts on them hold for virtual time alone"
     if found.one_study:
         return f"virtual times are off native ones by {errors['A'].words}; what is common to all cancels in B / A"
     known = [f"{error.words} in {name}{'' if error.known else ', too few'}" for name, error in errors.items()]

@@ -59,7 +59,7 @@ class Breakdown(Figure):
             results,
             table,
             "Shares of the training time, which stands above each bar; communication is what compute does not hide, "
-            "without the waiting for the last worker. Pale bars are simulated.",
+            "without the waiting for the last worker. Pale bars are virtual.",
             "DDP communicates inside backward, so a real run of it has no split." if _UNMEASURED in drawn else "",
             method=(
                 "Shares are means over workers and repetitions; one worker communicates with nobody: the cost of its "

@@ -67,7 +67,7 @@ class Communication(Figure):
             f"Error bars: {CONFIDENCE} of measured shares over repetitions." if bars.any() else "",
             method=(
                 "Shares are means over workers and repetitions. Hidden: what else the messages cost, behind compute, "
-                "of simulated runs.",
+                "of virtual runs.",
             ),
             bars=False,
         )

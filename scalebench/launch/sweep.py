@@ -134,8 +134,8 @@ def expand(study: Study, cluster: Cluster, hosts: Hosts | None = None, *, timed:
     if study.until and any(cell.engine == "virtual" for cell in cells):
         sweep.notes.append(
             Detail(
-                "virtual points repeat until the mean of their draws is known so well; how far calibration and "
-                "simulation may be off is in their interval beside it, and no repetition narrows that"
+                "virtual points repeat until their mean is known so well; how far the calibration "
+                "and virtual time may be off is in their interval beside it, and no repetition narrows that"
             )
         )
     runs = _ordered(study, cells, hosts)

@@ -182,7 +182,7 @@ class _Collectives(TorchDispatchMode):  # type: ignore[no-untyped-call]
         if func.namespace in ("c10d", "_c10d_functional"):
             raise ModelError(
                 f"model {self._component}: communicates by itself ({func.name()}); leave that to the strategy, whose "
-                "communication is counted and simulated"
+                "communication is counted and takes time"
             )
         return func(*args, **(kwargs or {}))
 

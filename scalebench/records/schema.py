@@ -65,7 +65,7 @@ class RunRow(_Row):
     ] = None
     launcher: Annotated[str | None, Doc("launcher of the processes")] = None
     binding: Annotated[str | None, Doc("binding of processes to cores")] = None
-    cluster: Annotated[str, Doc("cluster used, or simulated by a virtual run")]
+    cluster: Annotated[str, Doc("cluster used, or stood for by a virtual run")]
     cluster_sha256: Annotated[str | None, Doc("checksum of the cluster file, if user-supplied")] = None
 
     strategy: Annotated[str, Doc("strategy by which the replicas synchronise")]
@@ -140,7 +140,7 @@ class RunRow(_Row):
     comm_s: Annotated[float | None, Doc("communication not hidden by compute, mean over workers", "s")] = None
     hidden_comm_s: Annotated[
         float | None,
-        Doc("communication hidden by compute, mean over workers; simulated runs only", "s"),
+        Doc("communication hidden by compute, mean over workers; virtual and modelled runs only", "s"),
     ] = None
     wait_s: Annotated[
         float | None,
@@ -222,7 +222,7 @@ class RunRow(_Row):
 
     reference_step_s: Annotated[
         float | None,
-        Doc("time of a fixed small training step, beside a real run; virtual: of the simulated machine speed", "s"),
+        Doc("time of a fixed small training step, beside a real run; virtual: when it was calibrated", "s"),
     ] = None
     train_s_no_jitter: Annotated[
         float | None, Doc("train_s of the same virtual run without jitter (jitter: none)", "s")

@@ -16,7 +16,7 @@ import pandas as pd
 from scalebench.analysis import Results, cells, differences, virtual_error
 from scalebench.analysis.environment import jitter_in_words
 from scalebench.analysis.grouping import listed
-from scalebench.analysis.intervals import NOTHING_VARIES, STATED
+from scalebench.analysis.intervals import NOTHING_VARIES
 from scalebench.analysis.methodology import Evidence
 from scalebench.analysis.methodology.quality import few_runs
 from scalebench.analysis.methodology.timing import busy_machine, disturbed
@@ -52,7 +52,7 @@ _QUALIFY = (few_runs, disturbed, busy_machine)  # rules whose warnings stand bes
 _OBTAINED = {
     "native": "Measured natively",
     "paced": "Measured with stated compute",
-    "virtual": "Simulated",
+    "virtual": "Virtual",
     "modelled": "Modelled",
 }
 QUESTION = "How much time does synchronising less often save, at how many workers, and what does it cost in {metric}?"
@@ -101,7 +101,7 @@ def spoken(results: Results) -> list[str]:
         sentences = [own, *target_answer(other, results, brief=True), *_next_steps(other, results)]
         lines.append(" ".join(map(as_text, sentences)))
     if first.execution == "virtual":
-        lines.append(_error_of_the_simulation(results))
+        lines.append(_error_of_virtual_times(results))
     return [*lines, *map(as_text, _qualifying(results))]
 
 
@@ -193,7 +193,7 @@ def _time(one: Comparison, results: Results, baseline: str, brief: bool, obtaine
         yield from (Phrase(f"whether {one.label} saves time is not shown", "strong"), Phrase(f" against {baseline}"))
     of_each = "runs of each"
     if one.execution == "virtual":
-        of_each = "draws" if one.interval.startswith(STATED) else "draws of the calibration"
+        of_each = "repetitions"
     if one.interval == NOTHING_VARIES:
         interval = one.interval
     elif several:
@@ -260,11 +260,11 @@ def _beside(first: Comparison, found: list[Comparison], results: Results) -> Ite
             start = Phrase(_capital(f"{where}, at {other.workers} workers: "))
             yield (start, *_clauses(other, results, other.baseline))
     if first.execution == "virtual":
-        yield plain(_error_of_the_simulation(results))
+        yield plain(_error_of_virtual_times(results))
     yield from _qualifying(results)
 
 
-def _error_of_the_simulation(results: Results) -> str:
+def _error_of_virtual_times(results: Results) -> str:
     error = virtual_error(results)
     if error is None:
         return "No native run checks the virtual times of this study."
@@ -277,7 +277,7 @@ def _error_of_the_simulation(results: Results) -> str:
 
 
 def _parts_of_the_saving(one: Comparison, results: Results) -> Iterator[Sentence]:
-    """Communication and waiting avoided as shares of the baseline's time, and the saving without jitter if simulated.
+    """Communication and waiting avoided as shares of the baseline's time, and the virtual saving without jitter.
 
     Communication avoided is (c_b - w_b - c + w) / T_b and waiting avoided (w_b - w) / T_b, with c the seconds of
     communication that no computing hides and w those of them spent waiting for others, means over the workers.

@@ -18,7 +18,7 @@ BASELINES = ("allreduce", "horovod", "ddp")  # per batch; the first that ran is 
 EXECUTIONS_IN_WORDS = {
     "native": "measured",
     "paced": "measured, with compute stretched to a stated device",
-    "virtual": "simulated time, real training",
+    "virtual": "virtual time, real training",
     "modelled": "modelled",
 }
 _COLUMNS = {  # of `analysis.against`, where the names differ

@@ -33,8 +33,8 @@ def _oversubscribed(results: Results) -> list[str]:
     if not names:
         return []
     workers = listed(sorted({int(count) for count in own.loc[own["strategy"].isin(names), "workers"]}))
-    simulated = bool((results.completed["execution"] == "virtual").any())
-    left = "their times at several workers are simulated ones alone" if simulated else "nothing is compared with them"
+    virtual = bool((results.completed["execution"] == "virtual").any())
+    left = "their times at several workers are virtual ones alone" if virtual else "nothing is compared with them"
     wanting = f"{' and '.join(names)} {'want' if len(names) > 1 else 'wants'}"
     return [
         f"At {workers} workers {wanting} more cores than this machine has (×): these native times are no baseline, and "

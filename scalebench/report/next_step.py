@@ -27,7 +27,7 @@ def to_show_saving(one: Comparison, results: Results) -> str:
     if one.n < 2:
         return f"repetitions would show both: {repeat_option(results)} or more"
     if one.execution not in MEASURED:
-        return _of_a_simulation(one, results)
+        return _of_virtual_times(one, results)
     low, high = math.log1p(-one.saved_high), math.log1p(-one.saved_low)
     s = (high - low) / 2 / t_quantile(one.n - 1) * math.sqrt(one.n)
     centre = abs(math.log1p(-one.saved))
@@ -65,11 +65,11 @@ def to_answer(results: Results) -> str:
     return "no strategy ran beside its baseline on the same engine, at the same worker count and global batch"
 
 
-def _of_a_simulation(one: Comparison, results: Results) -> str:
-    """The larger of the two parts of the interval: the error that native runs show, or the spread of the draws."""
+def _of_virtual_times(one: Comparison, results: Results) -> str:
+    """The larger of the two parts of the interval: the error that native runs show, or the repetitions' spread."""
     error = virtual_error(results)
     if one.interval.startswith(STATED):
-        return "more draws of the stated jitter would show it: --repetitions 10" if one.n < 10 else ""
+        return "more repetitions of the stated jitter would show it: --repetitions 10" if one.n < 10 else ""
     if error is not None:
         what = (
             "on a quieter machine would show it" if error.known else "at more worker counts would give it an interval"

@@ -232,10 +232,10 @@ def _split(results: Results) -> HtmlTable:
 
 def _agreement(results: Results) -> HtmlTable:
     """Virtual and native times of the same cells."""
-    interval = "with the interval over draws and the native 95 % confidence interval in quadrature"
+    interval = "with the interval over repetitions and the native 95 % confidence interval in quadrature"
     return HtmlTable.of(
         "agreement",
-        "How close the simulation is",
+        "How close virtual times are",
         [
             *(STRATEGY, EXECUTION._replace(name="engine", meaning=""), WORKERS),
             *(HtmlColumn("native", "native_s", seconds), HtmlColumn("virtual", "virtual_s", seconds)),

@@ -206,7 +206,7 @@ class Study(Training):
     engine: Engine | Literal["auto"] = "auto"
     calibration: Path | None = Field(None, description="a calibration.json to charge virtual runs by")
     calibration_budget_s: PositiveFloat = Field(30.0, description="seconds that measuring steps and engines may take")
-    require_quiet: bool = Field(False, description="refuse to simulate by what was measured beside busy programs")
+    require_quiet: bool = Field(False, description="refuse virtual times from what was measured beside busy programs")
     native_budget_s: PositiveFloat | None = Field(
         None, description="seconds after which no real run begins; by default 90 where native runs check virtual ones"
     )

@@ -69,7 +69,7 @@ def test_stated_machine_properties_are_not_checked_natively(study, key):
     (finding,) = [finding for finding in findings(found) if finding.rule == "virtual-error"]
     assert finding.severity == "note"
     assert "no native point checks" in finding.what
-    assert finding.fix.startswith("quote them as a simulation")
+    assert finding.fix.startswith("quote them as virtual times")
 
 
 def test_known_gap_lies_inside_the_interval(study):

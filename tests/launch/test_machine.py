@@ -74,7 +74,7 @@ def test_interval_of_a_stated_jitter_has_its_own_name(scalebench):
     said = scalebench(*STATED, "--name", "shaken", *jitter)
     said += scalebench("check", "results/shaken")
     said += scalebench("compare", "results/shaken", "--strategy", "allreduce", "--strategy", "epoch_average")
-    assert "intervals: interval over draws at stated step times" in said
+    assert "intervals: interval over repetitions at stated step times" in said
     assert "calibration interval" not in said
 
 

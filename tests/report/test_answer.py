@@ -148,7 +148,7 @@ def test_headline_prefers_measured_at_equal_counts(keep):
     further = cell("allreduce", **virtual, workers=16), cell("epoch_average", **virtual, workers=16)
     one = said(keep, *native, *further)
     assert as_text(one.sentence).startswith("At 16 workers")
-    assert "draws of the calibration; simulated time, real training" in as_text(one.sentence)
+    assert "repetitions; virtual time, real training" in as_text(one.sentence)
     assert "No native run checks the virtual times of this study." in [as_text(text) for text in one.beside]
 
 
@@ -179,14 +179,14 @@ def test_two_seeds_give_no_metric_difference(keep):
 def test_virtual_interval_counts_draws_not_runs(keep):
     virtual = {"execution": "virtual", "engine": "virtual"}
     text = sentence(keep, cell("allreduce", **virtual), cell("epoch_average", **virtual))
-    assert "calibration interval from 5 draws of the calibration; simulated time" in text
+    assert "calibration interval from 5 repetitions; virtual time" in text
 
 
 def test_single_check_withholds_virtual_interval(keep):
     virtual = {"execution": "virtual", "engine": "virtual"}
     cells = [cell(name, **virtual) for name in SECONDS] + [cell("allreduce", (4.0, 4.0), workers=1, **virtual)]
     one = said(keep, *cells, cell("allreduce", (12.4, 12.4), workers=1))
-    assert "; no interval from 5 draws of the calibration; simulated" in as_text(one.sentence)
+    assert "; no interval from 5 repetitions; virtual" in as_text(one.sentence)
     assert (
         "Where both ran, virtual times are off native ones by a factor of 3.1 (root mean square of 1 check): too few "
         "for an interval." in [as_text(text) for text in one.beside]
@@ -245,7 +245,7 @@ def test_stated_step_times_have_no_interval(keep):
                (("allreduce", 2.0), ("epoch_average", 1.0))]  # fmt: skip
     text = sentence(keep, *said_of)
     assert "epoch_average takes 50 % less time" in text
-    assert "1.00 s instead of 2.00 s; no interval, as nothing varies; simulated time" in text
+    assert "1.00 s instead of 2.00 s; no interval, as nothing varies; virtual time" in text
 
 
 def test_deterministic_saving_is_not_called_shown(keep):
@@ -262,7 +262,7 @@ def test_deterministic_saving_is_not_called_shown(keep):
 def test_stated_step_times_have_no_calibration_draws(keep):
     stated = {"execution": "virtual", "engine": "virtual", "cluster": "juwels-booster"}
     text = sentence(keep, cell("allreduce", **stated), cell("epoch_average", **stated))
-    assert "interval over draws at stated step times from 5 draws; simulated" in text
+    assert "interval over repetitions at stated step times from 5 repetitions; virtual" in text
     assert "calibration" not in text
 
 
@@ -297,7 +297,7 @@ def test_what_was_measured_at_few_workers_comes_after_what_is_simulated_at_many(
     simulated = cell("allreduce", workers=64, **VIRTUAL), cell("epoch_average", workers=64, **VIRTUAL)
     lines = spoken_of(keep, *native, *simulated)
     assert lines[0].startswith("At 64 workers, epoch_average takes 50 % less time than per-batch allreduce (")
-    assert "; simulated time, real training), and its accuracy is worse by 2.2 points (" in lines[0]
+    assert "; virtual time, real training), and its accuracy is worse by 2.2 points (" in lines[0]
     assert lines[1].startswith("Measured natively, at 2 workers: whether epoch_average saves time is not shown against")
     assert all(brackets(line) <= 2 for line in lines)
 
@@ -313,7 +313,7 @@ def test_calibration_beside_other_programs_is_named(keep):
     results = keep([run for name in SECONDS for run in cell(name, **VIRTUAL)])
     assert "beside other programs" not in " ".join(spoken(results))
     marked = dataclasses.replace(results, runs=results.runs.assign(calibration="disturbed"))
-    assert "; simulated time, real training, calibrated beside other programs)" in spoken(marked)[0]
+    assert "; virtual time, real training, calibrated beside other programs)" in spoken(marked)[0]
 
 
 def test_disturbed_runs_give_no_answer(keep):
@@ -340,7 +340,7 @@ def test_crowded_engines_are_explained(keep):
     )
     text = " ".join(spoken_of(keep, *native, *simulated))
     assert "At 2 workers horovod and ddp want more cores than this machine has (×): these native times are no" in text
-    assert "their times at several workers are simulated ones alone." in text
+    assert "their times at several workers are virtual ones alone." in text
     assert "A step of horovod takes 1.30 ms at 2 workers (virtual), where one of allreduce takes 445 µs" in text
     assert "once in a cycle of 1.00 ms" in text
 

@@ -118,5 +118,5 @@ def unsettled(evidence: Evidence) -> Iterator[Finding]:
             f"whether time is saved against allreduce is open in "
             f"{len(own)} of {counted(several, f'{execution} comparison')}: the interval of the reduction holds zero",
             own,
-            "repeat measured times more often; calibrate a simulation better",
+            "repeat measured times more often; calibrate virtual ones better",
         )

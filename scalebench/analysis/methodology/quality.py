@@ -51,7 +51,7 @@ def few_runs(evidence: Evidence) -> Iterator[Finding]:
             )
         if len(few):
             low, high = few["n"].min(), few["n"].max()
-            runs = f"{low if low == high else f'{low} to {high}'} {'runs' if execution in MEASURED else 'draws'}"
+            runs = f"{low if low == high else f'{low} to {high}'} {'runs' if execution in MEASURED else 'repetitions'}"
             yield finding(
                 "warning" if execution in MEASURED else "note",
                 f"{counted(len(few), f'{execution} cell')} of {runs}: their spread, which the interval is made of, is "
@@ -154,7 +154,7 @@ def virtual_error(evidence: Evidence, most: float = 0.15) -> Iterator[Finding]:
     virtual = evidence.cells[evidence.cells["execution"].isin(SIMULATED)]
     if virtual.empty:
         return
-    spread = "spread over draws" if states_steps(evidence.results) else "calibration's spread"
+    spread = "spread over repetitions" if states_steps(evidence.results) else "calibration's spread"
     error, where = error_against_native(evidence.results), f"{counted(len(virtual), 'cell')} of virtual times"
     if error is None:
         yield finding(
@@ -168,7 +168,7 @@ def virtual_error(evidence: Evidence, most: float = 0.15) -> Iterator[Finding]:
             where,
             "run natively what this machine can hold: --execution auto"
             if (virtual["cluster"] == THIS_MACHINE).all() and not supposed(evidence.results)
-            else "quote them as a simulation, which native runs on this machine could not check",
+            else "quote them as virtual times, which native runs on this machine could not check",
         )
     elif not error.known:
         yield finding(

@@ -123,7 +123,7 @@ def busy_machine(evidence: Evidence, most: float = 0.1) -> Iterator[Finding]:
     """
     runs = evidence.runs
     simulated = runs[runs["execution"].isin(SIMULATED)]
-    for what, own in (("measured cells", evidence.measured), ("simulated cells when they were calibrated", simulated)):
+    for what, own in (("measured cells", evidence.measured), ("virtual cells when they were calibrated", simulated)):
         known = own[own["others_load"].notna()]
         loads = known.groupby(CELL, dropna=False)["others_load"].mean()
         busy = loads[loads > most]

@@ -50,7 +50,7 @@ TWELVE = (
         5,
         "Say whether values are deterministic; if not, give confidence intervals.",
         ("few-runs", "mixed-executions", "virtual-error", "still-wide"),
-        "measured times and metrics have 95 % intervals; virtual ones are named for what their draws vary in",
+        "measured times and metrics have 95 % intervals; virtual ones are named for what their repetitions vary in",
     ),
     Kept(
         6,

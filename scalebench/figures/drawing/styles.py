@@ -85,7 +85,7 @@ LINES = {"modelled": "--", EXECUTION: "-."}
 EXECUTION_WORDS = {
     "native": "native (measured)",
     "paced": "paced (measured communication)",
-    "virtual": "virtual (simulated time)",
+    "virtual": "virtual (computed time)",
     "modelled": "modelled (priced, without training)",
     EXECUTION: "added from a file",
 }

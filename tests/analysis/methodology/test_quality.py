@@ -50,7 +50,7 @@ def test_virtual_repetitions_are_not_judged_like_runs(study):
     assert {one.rule for one in found} <= {"virtual-error", "unsettled", "few-runs"}
     (few,) = [one for one in found if one.rule == "few-runs"]
     assert few.severity == "note"
-    assert "3 draws" in few.what
+    assert "3 repetitions" in few.what
 
 
 def test_spread_names_the_widest_cell(study):
@@ -101,7 +101,7 @@ def checked(factor):
 def test_unchecked_or_wrong_simulation_is_found(study):
     assert rules(study(rows=repeated(steady(5), execution="virtual")))["virtual-error"].severity == "note"
     other = [row.model_copy(update={"cluster": "juwels"}) for row in repeated(steady(5), execution="virtual")]
-    assert rules(study(rows=other))["virtual-error"].fix.startswith("quote them as a simulation")
+    assert rules(study(rows=other))["virtual-error"].fix.startswith("quote them as virtual times")
     far = rules(study(rows=checked(1.4)))["virtual-error"]
     assert (far.severity, "off native ones by 40 %" in far.what) == ("warning", True)
     assert "virtual-error" not in rules(study(rows=checked(1.05)))

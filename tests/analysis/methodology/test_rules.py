@@ -346,7 +346,7 @@ def others_used_the_machine(study):
     study.change(others_load=lambda row: 0.2 if native(row) and row.workers == 2 else 0.02)
 
 
-@case("busy-machine", "warning", "7 of 7 simulated cells when they were calibrated: 12 % (median)")
+@case("busy-machine", "warning", "7 of 7 virtual cells when they were calibrated: 12 % (median)")
 def others_used_the_machine_while_it_was_calibrated(study):
     study.change(others_load=lambda row: 0.02 if native(row) else 0.12)
 
