@@ -17,12 +17,12 @@ from scalebench.figures import PlotRequest, figure_names, plot_folder
 from scalebench.figures.base import FIGURES
 from scalebench.figures.drawing.canvas import WIDE, Canvas
 from scalebench.figures.drawing.names import family, short_names, wrapped
-from scalebench.figures.drawing.styles import looks
+from scalebench.figures.drawing.styles import grouped, looks
 from scalebench.figures.plotting import house_style
 from scalebench.figures.style import choose_style
 from scalebench.records.store import Store
 from tests.conftest import some
-from tests.figures.test_plotting import overlapping
+from tests.figures.test_plotting import _texts, overlapping
 from tests.records_factory import run_row, study_rows
 
 EIGHT = [
@@ -81,6 +81,9 @@ def test_each_page_fits_and_names_its_series(eight, name, style):
     for page, figure in zip(canvas._pages, pages, strict=True):
         assert figure.get_size_inches()[1] <= chosen.page_in + 1e-6
         assert overlapping(figure) == []
+        for text in filter(Text.get_text, _texts(figure)):
+            box = text.get_window_extent()
+            assert figure.bbox.x0 <= box.x0 < box.x1 <= figure.bbox.x1, text.get_text()
         shown = [text.get_text() for text in figure.findobj(Text)]
         named = {re.sub(r"[\s\n]+", "", text) for text in shown}
         for series in page.series:
@@ -96,6 +99,14 @@ def test_panels_with_one_series_are_told_apart_without_their_letter(eight):
         canvas, _ = draw(eight, name, choose_style("ieee"))
         titles = [re.sub(r"^\([a-z]+\) |\n| ", "", panel.ax.get_title(loc="left")) for panel in canvas.shown]
         assert len(set(titles)) == len(titles)
+
+
+def test_groups_keep_a_family_together():
+    shown = ["epoch_average", "epoch_average(every=2)", "local_sgd(steps=4)", "local_sgd(steps=16)"]
+    names = ["allreduce", "ddp", "diloco(outer_lr=0.5)", "diloco(outer_lr=0.7)", "epoch_async", *shown, "ssp"]
+    assert grouped(names) == [names[:2], names[2:5], names[5:]]
+    alone = [f"local_sgd(steps={n})" for n in range(9)]
+    assert [len(part) for part in grouped(["allreduce", "ddp", *alone])] == [2, 3, 3, 3], "one family is split evenly"
 
 
 def test_further_pages_are_written_beside_the_first(eight, tmp_path):

@@ -46,6 +46,7 @@ _LEAST_NARROW_IN = 0.2
 _CAPTION_PT, _CAPTION_LINE = 7.6, 1.4
 _CHARACTERS_PER_POINT_AND_IN = 130.0  # times inches, divided by points
 _MOST_IN_ROW = 7  # entries of a legend
+_TITLE_GAP_PT = 3.0  # to the next title, or the end of the page
 _MOST_LINES = 4  # of a caption in the picture
 WIDE = "interval wider than the panel"
 T = TypeVar("T")
@@ -323,6 +324,8 @@ class Canvas:
         layout = page.figure.get_layout_engine()
         assert layout is not None
         layout.execute(page.figure)  # once for all formats
+        if _fit_titles(page):
+            layout.execute(page.figure)
         page.figure.set_layout_engine("none")
         _round_places(page.figure)
 
@@ -368,6 +371,21 @@ class Canvas:
             rows[-1].append(entry)
             room -= needed
         return rows
+
+
+def _fit_titles(page: Page) -> bool:
+    """Wrap the titles that reach over the next panel or the end of the page; return True if there are any.
+
+    Where a panel begins follows from the layout: labels of its y axis take more of its width in small figures.
+    """
+    places = [(panel, panel.ax.get_window_extent()) for panel in page.panels if panel.ax.get_visible()]
+    end = page.figure.bbox.x1
+    changed = False
+    for panel, own in places:
+        beside = [other.x0 for _, other in places if other.x0 > own.x0 and other.y0 < own.y1 and other.y1 > own.y0]
+        room = (min([end, *beside]) - own.x0) * 72 / page.figure.dpi - _TITLE_GAP_PT
+        changed |= panel.title_pt > room and panel.fit_title(room)
+    return changed
 
 
 def _filled(rows: Sequence[tuple[int, float]], room: float) -> list[list[tuple[int, float]]]:

@@ -16,7 +16,7 @@ from matplotlib.ticker import FixedLocator, FuncFormatter, LogLocator, NullLocat
 from matplotlib.transforms import ScaledTranslation
 
 from scalebench.analysis.intervals import METRIC_RANGE
-from scalebench.figures.drawing.names import wrapped
+from scalebench.figures.drawing.names import width, wrapped
 from scalebench.figures.drawing.styles import Look, cross, plus, wide_interval
 from scalebench.figures.style import REPORT, Style
 from scalebench.formatting import digits, metric_word
@@ -52,6 +52,7 @@ class Panel:
         self.letter = ""
         self.leftmost = True
         self.name = ""
+        self._title = ""
         self.series: set[str] = set()  # drawn as curves
         self._tables: list[pd.DataFrame] = []
         self._rows: list[dict[str, object]] = []
@@ -66,9 +67,21 @@ class Panel:
         """Set the title `(a) training time`, in as many lines as it takes; `name` (default: `text`) labels the data."""
         self.name = name or text
         letter = f"({self.letter}) " if self.letter else ""
-        shown = letter + text if self.style.titles else letter.strip()
-        size = rcParams["axes.titlesize"]
-        self.ax.set_title(wrapped(shown, 72 * _TITLE_SHARE * self.width_in, size), linespacing=1.05)
+        self._title = letter + text if self.style.titles else letter.strip()
+        self.fit_title(72 * _TITLE_SHARE * self.width_in)
+
+    @property
+    def title_pt(self) -> float:
+        """Return the width of the title's widest line."""
+        lines = self.ax.get_title(loc="left").split("\n")
+        return max(width(line, rcParams["axes.titlesize"]) for line in lines)
+
+    def fit_title(self, points: float) -> bool:
+        """Wrap the title to lines of at most `points`; return True if that changes it."""
+        before = self.ax.get_title(loc="left")
+        lines = wrapped(self._title, points, rcParams["axes.titlesize"])
+        self.ax.set_title(lines, linespacing=1.05)
+        return lines != before
 
     def curve(
         self,

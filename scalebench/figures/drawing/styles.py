@@ -5,12 +5,12 @@ Grey is left to what is context only: other panels' series, ideal lines, fronts.
 
 from __future__ import annotations
 
+import itertools
 import zlib
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
-import numpy as np
 import pandas as pd
 from matplotlib import rcParams
 from matplotlib.artist import Artist
@@ -173,9 +173,19 @@ def grouped(names: Sequence[str], most: int = MOST_SERIES) -> list[list[str]]:
         return [list(names)]
     base = [name for name in names if name in PER_BATCH]
     others = [name for name in names if name not in base]
-    number = -(-len(others) // GROUP)
-    parts = [list(part) for part in np.array_split(others, number)]
+    parts = _parts(others, -(-len(others) // GROUP))
     return [base + parts[0], *parts[1:]] if len(base) < 2 else [base, *parts]
+
+
+def _parts(names: Sequence[str], number: int) -> list[list[str]]:
+    """Split `names` into `number` equal parts, or between families where no part has more than one name too many."""
+    even = [round(len(names) * place / number) for place in range(number + 1)]
+    ends = [place for place in range(1, len(names)) if family(names[place - 1]) != family(names[place])]
+    near = [min(ends, key=lambda end, cut=cut: abs(end - cut), default=cut) for cut in even[1:-1]]
+    bounds = [0, *near, len(names)]
+    if not all(0 < stop - start <= GROUP + 1 for start, stop in itertools.pairwise(bounds)):
+        bounds = even
+    return [list(names[start:stop]) for start, stop in itertools.pairwise(bounds)]
 
 
 def name_series(table: pd.DataFrame) -> pd.DataFrame:
