@@ -144,7 +144,7 @@ def predict(
     workers: str | Sequence[int] | None = None,
     **options: Any,
 ) -> pd.DataFrame:
-    """Predict trainings of `model` without training; return a row for each strategy and worker count.
+    """Predict trainings of `model` without training; return a row for each strategy and worker count, or varied cell.
 
     `options` are those of `scalebench predict`, as `cluster="juwels-booster", step_time=0.025`. The columns are those
     of its `--csv`, and `attrs["answer"]` is the answer in sentences. What cannot be predicted is a warning.
@@ -154,8 +154,10 @@ def predict(
     """
     import click
 
-    from scalebench.cli.predict import answer, predicted, rows_of
+    from scalebench.cli.predict import STRATEGIES, answer, one_count, predicted, rows_of
     from scalebench.cli.predict import predict as command
+    from scalebench.cli.what_if import answer as varied_answer
+    from scalebench.cli.what_if import cell_rows, varied_training
 
     if not {"csv", "figure"}.isdisjoint(options):
         raise UsageError("predict: csv and figure are options of the command alone; the table has to_csv and plot")
@@ -170,8 +172,14 @@ def predict(
         flags = command.make_context("predict", words).params
     except click.UsageError as error:
         raise UsageError(f"predict: {error.format_message()}") from None
-    budget, price = flags.pop("budget"), flags.pop("price")
-    model, counts, chosen, law = (flags.pop(name) for name in ("model", "workers", "strategies", "epochs_to_target"))
+    model, counts, chosen, varied = (flags.pop(name) for name in ("model", "workers", "strategies", "varied"))
+    budget, price, law = (flags.pop(name) for name in ("budget", "price", "epochs_to_target"))
+    if varied:
+        count = one_count(None if workers is None else counts, budget, price, law)
+        found = varied_training(model, chosen or STRATEGIES, count, varied, flags)
+        cells = pd.DataFrame(cell_rows(*found[1:3]))
+        cells.attrs["answer"] = varied_answer(*found)
+        return cells
     predictor, grid, to_target = predicted(model, counts, chosen, law, flags)
     for refusal in grid.refusals:
         warnings.warn(f"not predicted: {refusal}", stacklevel=2)

@@ -179,6 +179,20 @@ def test_predict_gives_the_numbers_of_the_command(tmp_path, invoke) -> None:
     assert table.attrs["answer"][0][:60] in said
 
 
+def test_predict_varies_a_number(invoke) -> None:
+    words = ("--cluster", "juwels-booster", "--step-time", "0.075", "--workers", "256", "--strategy", "ddp")
+    said = invoke("predict", "vit_b16", *words, "--vary", "network-bandwidth=100,200")
+    on = {"cluster": "juwels-booster", "step_time": 0.075, "strategies": "ddp"}
+    table = scalebench.predict("vit_b16", **on, workers=[256], vary="network-bandwidth=100,200")
+    assert table["network_bandwidth_gbit_per_s"].tolist() == [100, 200]
+    assert all(table["train_s_low"] < table["train_s"])
+    assert table.attrs["answer"][0] in " ".join(said.split())
+    with pytest.raises(UsageError, match="--workers: --vary takes one count, got 2"):
+        scalebench.predict("vit_b16", **on, workers=[4, 256], vary="network-bandwidth=100,200")
+    with pytest.raises(UsageError, match="--budget: does not go with --vary"):
+        scalebench.predict("vit_b16", **on, vary="network-bandwidth=100,200", budget=3)
+
+
 def test_mistakes_are_the_command_lines_errors() -> None:
     with pytest.raises(StudyError, match="unknown key 'epcohs'; did you mean 'epochs'"):
         scalebench.run(epcohs=3)

@@ -66,7 +66,7 @@ def calibrate(
 ) -> int:
     """Measure steps of the model of STUDY (default: the default study), and the engines, into one file.
 
-    `run`, `recalibrate`, `predict` and `what-if` take it with --calibration FILE. It holds step times by batch and by
+    `run`, `recalibrate` and `predict` take it with --calibration FILE. It holds step times by batch and by
     busy workers of a node, and costs of engines by bytes, ranks and, in an allocation, nodes. Interrupted, the same
     command goes on with what is missing; further sizes (--batch) are added to the file.
     """

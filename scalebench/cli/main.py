@@ -43,8 +43,7 @@ GROUPS = {  # heading in `--help` -> name of a command -> its line there; the mo
         "validate": "Predict published measurements, and say how wrong it was.",
     },
     "Predict": {
-        "predict": "Predict times and cost on a machine that is not here.",
-        "what-if": "Price a training with other numbers: what binds it where.",
+        "predict": "Predict times on other machines, or with other numbers.",
     },
     "Share": {
         "export": "Write a study as JSON, as Parquet, or for MLflow.",
@@ -52,7 +51,7 @@ GROUPS = {  # heading in `--help` -> name of a command -> its line there; the mo
     },
 }
 COMMANDS = {name: line for group in GROUPS.values() for name, line in group.items()}
-ALIASES = ("retry",)  # names of version 0.1, which `--help` does not show
+ALIASES = ("retry", "what-if")  # names of version 0.1, which `--help` does not show
 
 if TYPE_CHECKING or not (sys.stdout and sys.stdout.isatty()):
     from click import Group

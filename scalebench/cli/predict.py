@@ -10,11 +10,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import rich_click as click
+from click import get_current_context
+from click.core import ParameterSource
 
-from scalebench.cli.options import NEW_FILE, NEW_PICTURE, STRATEGY, parsed_by, verbosity_options
+from scalebench.cli.options import NEW_FILE, NEW_PICTURE, STRATEGY, all_of, parsed_by, verbosity_options
 from scalebench.cli.platform_options import POSITIVE, parse_strategy, platform_options, predictor_of
 from scalebench.cli.predicted_target import Target, aimed, read_laws, target_sentences, targets_of
-from scalebench.errors import writing
+from scalebench.cli.what_if import VARY_WORKERS, show_variation, varied_training, vary_option
+from scalebench.errors import UsageError, writing
 from scalebench.formatting import digits, seconds, share
 
 if TYPE_CHECKING:
@@ -22,20 +25,36 @@ if TYPE_CHECKING:
     from scalebench.pricing.grid import Grid, Point
     from scalebench.pricing.prediction import Predictor
 
+STRATEGIES = ("allreduce", "epoch_average")  # by default
 _FEW = 3  # points that a line names
 _NAMED_REST = 0.02  # least share of the time that no component explains, to be named
 
 
+_PANELS = {  # of `--help`
+    "What is trained": (
+        *("--strategy", "--batch", "--batch-global", "--epochs", "--samples", "--dtype", "--optimizer"),
+        *("--layers", "--input"),
+    ),
+    "Where": (
+        *("--cluster", "--device", "--step-time", "--step-batch", "--calibration", "--roofline", "--measured-on"),
+        *("--jitter", "--collective", "--input-rate", "--epoch-overhead", "--memory"),
+    ),
+    "What is asked": ("--workers", "--vary", "--budget", "--price", "--epochs-to-target"),
+    "Output": ("--figure", "--csv", "--quiet", "--verbose", "--help"),
+}
+
+
 @click.command()
+@all_of(*(click.option_panel(heading, options=list(flags)) for heading, flags in _PANELS.items()))
 @platform_options
 @click.option(
     "--workers",
     default="1..1024",
     callback=parsed_by("parse_workers"),
-    show_default=True,
     metavar="COUNTS",
-    help="1..64, 1..64:8 or 1,2,6.",
+    help="1..64, 1..64:8 or 1,2,6.  [default: 1..1024; with --vary, one count: 64]",
 )
+@vary_option
 @click.option(
     "--strategy",
     "strategies",
@@ -57,6 +76,7 @@ _NAMED_REST = 0.02  # least share of the time that no component explains, to be 
 def predict(
     model: str | None,
     workers: list[int],
+    varied: tuple[str, ...],
     strategies: tuple[str, ...],
     budget: float | None,
     price: float | None,
@@ -70,10 +90,18 @@ def predict(
     Schedules of the strategies are recorded and priced on the cluster, with step times that are stated or a device's
     roofline, or as `scalebench calibrate` measured them: --calibration FILE says the model too. Every number is
     modelled. Exit code 1 where no point could be predicted, 2 where the model fits at none.
+
+    With --vary another number takes the place of the cluster's or the device's; each of up to 24 cells has a row with
+    its interval and what binds it.
     """
     gc.disable()  # for a command of seconds: what torch alone makes are 400,000 objects that stay
     from scalebench.cli.terminal_table import print_results
 
+    if varied:
+        stated = get_current_context().get_parameter_source("workers") is not ParameterSource.DEFAULT
+        count = one_count(workers if stated else None, budget, price, epochs_to_target)
+        show_variation(*varied_training(model, strategies or STRATEGIES, count, varied, flags), figure, table)
+        return 0
     predictor, grid, to_target = predicted(model, workers, strategies, epochs_to_target, flags)
     if table is not None:
         _write(table, rows_of(predictor, grid, price, to_target))
@@ -86,6 +114,20 @@ def predict(
     return 0 if grid.points else 1
 
 
+def one_count(
+    workers: Sequence[int] | None, budget: float | None, price: float | None, epochs_to_target: str | None
+) -> int:
+    """Return the worker count of `--vary`; options that go with several counts only are refused."""
+    given = {"--budget": budget, "--price": price, "--epochs-to-target": epochs_to_target}
+    if unfit := [flag for flag, value in given.items() if value is not None]:
+        raise UsageError(f"{unfit[0]}: does not go with --vary, which gives times; leave one of them out")
+    if workers is None:
+        return VARY_WORKERS
+    if len(workers) > 1:
+        raise UsageError(f"--workers: --vary takes one count, got {len(workers)}; vary them with --vary workers=4,64")
+    return workers[0]
+
+
 def predicted(
     model: str | None,
     workers: Sequence[int],
@@ -96,7 +138,7 @@ def predicted(
     """Return what is predicted with, the points, and by their place the epochs to a target, if these are given."""
     from scalebench.pricing.grid import predict as predict_grid
 
-    chosen = [parse_strategy(text) for text in strategies or ("allreduce", "epoch_average")]
+    chosen = [parse_strategy(text) for text in strategies or STRATEGIES]
     predictor = predictor_of(model, flags)
     grid = predict_grid(predictor, chosen, workers)
     return predictor, grid, {} if epochs_to_target is None else targets_of(grid, *read_laws(epochs_to_target))

@@ -1,4 +1,7 @@
-"""`scalebench what-if MODEL`: the time of a training along one axis or two, and what binds it where."""
+"""`scalebench predict MODEL --vary AXIS=...`: the time of a training along one axis or two, and what binds it where.
+
+`scalebench what-if` is the name that it had in version 0.1.
+"""
 
 from __future__ import annotations
 
@@ -25,26 +28,23 @@ if TYPE_CHECKING:
 _NAMED = 4  # cells
 
 
-@click.command("what-if")
-@platform_options
-@click.option(
-    "--strategy",
-    "strategies",
-    multiple=True,
-    metavar=STRATEGY,
-    help="Repeatable.  [default: allreduce]",
-)
-@click.option("--workers", type=click.IntRange(min=1), default=64, show_default=True)
-@click.option(
+VARY_WORKERS = 64  # by default
+vary_option = click.option(
     "--vary",
     "varied",
     multiple=True,
-    required=True,
     metavar="AXIS=LOW..HIGH[:POINTS]|AXIS=VALUE,...",
-    help="One axis or two: batch, workers, interval, jitter; network-bandwidth (between nodes) or node-bandwidth "
+    help="Price one axis or two: batch, workers, interval, jitter; network-bandwidth (between nodes) or node-bandwidth "
     "(inside) in Gbit/s, or factors (0.5x,2x) on the platform's; flops, memory-bandwidth, latency as factors. A range "
     "is logarithmic, of jitter linear.  [default: 50 points]",
 )
+
+
+@click.command("what-if", hidden=True)
+@platform_options
+@click.option("--strategy", "strategies", multiple=True, metavar=STRATEGY, help="Repeatable.  [default: allreduce]")
+@click.option("--workers", type=click.IntRange(min=1), default=VARY_WORKERS, show_default=True)
+@vary_option
 @click.option("--figure", type=NEW_PICTURE, metavar="FILE.png", help="Draw it; further strategies in FILE-2.png, ...")
 @click.option("--csv", "table", type=NEW_FILE, metavar="FILE", help="All cells.")
 @verbosity_options
@@ -57,38 +57,61 @@ def what_if(
     table: Path | None,
     **flags: Any,
 ) -> int:
-    """Say how long a training of MODEL would take with other numbers, and what binds it where.
+    """Say how long a training of MODEL would take with other numbers, as `predict --vary`."""
+    gc.disable()  # for a command of seconds: what torch alone makes are 400,000 objects that stay
+    show_variation(*varied_training(model, strategies or ("allreduce",), workers, varied, flags), figure, table)
+    return 0
+
+
+def varied_training(
+    model: str | None, strategies: Sequence[str], workers: int, varied: Sequence[str], flags: dict[str, Any]
+) -> tuple[Predictor, list[Component], list[Plane], int]:
+    """Price the training along the axes `varied`: return what is predicted with, and a plane for each strategy.
 
     Nothing is trained: the recorded schedule is priced in every cell, and again with half the time of each component.
-    Of 24 cells or fewer each has a row with its interval.
     """
-    gc.disable()  # for a command of seconds: what torch alone makes are 400,000 objects that stay
-    from scalebench.cli.terminal_table import print_results
     from scalebench.pricing.what_if import Axis
     from scalebench.pricing.what_if import what_if as price_cells
 
-    if len(varied) > 2:
+    if not 1 <= len(varied) <= 2:
         raise UsageError(f"--vary: one axis or two, got {len(varied)}")
     axes = [Axis.parse(text) for text in varied]
-    chosen = [parse_strategy(text) for text in strategies or ("allreduce",)]
+    chosen = [parse_strategy(text) for text in strategies]
     predictor = predictor_of(model, flags)
-    planes = [price_cells(predictor, strategy, workers, axes) for strategy in chosen]
-    if planes[0].ends is not None:
-        place = (
-            "" if any(axis.name == "workers" for axis in axes) else f"{workers:,} {predictor.platform.device.name}: "
-        )
-        answers = [place + text for text in _answers(chosen, planes)]
-        print_results(*answers, _rows(predictor, chosen, planes))
+    return predictor, chosen, [price_cells(predictor, strategy, workers, axes) for strategy in chosen], workers
+
+
+def answer(predictor: Predictor, chosen: Sequence[Component], planes: Sequence[Plane], workers: int) -> list[str]:
+    """Return what changes along the axis and which strategy to take where, if there are few enough cells."""
+    if planes[0].ends is None:
+        return []
+    along_workers = any(axis.name == "workers" for axis in planes[0].axes)
+    place = "" if along_workers else f"{workers:,} {predictor.platform.device.name}: "
+    return [place + text for text in _answers(chosen, planes)]
+
+
+def show_variation(
+    predictor: Predictor,
+    chosen: Sequence[Component],
+    planes: Sequence[Plane],
+    workers: int,
+    figure: Path | None,
+    table: Path | None,
+) -> None:
+    """Print the answer, a row for each of few cells, and sentences; write and draw all cells."""
+    from scalebench.cli.terminal_table import print_results
+
+    if said := answer(predictor, chosen, planes, workers):
+        print_results(*said, _rows(predictor, chosen, planes))
     for strategy, plane in zip(chosen, planes, strict=True):
         for sentence in plane.sentences():
             click.echo(f"{strategy}: {sentence}" if len(chosen) > 1 else sentence)
     if table is not None:
-        _write(table, chosen, planes)
+        _write(table, cell_rows(chosen, planes))
     for number, (strategy, plane) in enumerate(zip(chosen, planes, strict=True), start=1):
         if figure is not None:
             path = figure if number == 1 else figure.with_stem(f"{figure.stem}-{number}")
             _draw(path, predictor, strategy, plane, workers)
-    return 0
 
 
 def _draw(path: Path, predictor: Predictor, strategy: Component, plane: Plane, workers: int) -> None:
@@ -106,6 +129,7 @@ def _answers(strategies: Sequence[Component], planes: Sequence[Plane]) -> Iterat
     axes = planes[0].axes
     if len(axes) == 1 and len(axes[0].values) > 1:
         axis, parts, most_of_all = axes[0], [], 0.0
+        only_at_an_end: list[str] = []
         for strategy, plane in zip(strategies, planes, strict=True):
             assert plane.ends is not None
             assert plane.low is not None
@@ -113,10 +137,14 @@ def _answers(strategies: Sequence[Component], planes: Sequence[Plane]) -> Iterat
             centre = plane.train_s[:, 0]
             changes = [centre[-1] / centre[0] - 1, *(plane.ends[-1, 0] / plane.ends[0, 0] - 1).tolist()]
             most_of_all = max(most_of_all, *map(abs, changes))
+            if abs(changes[0]) < CLEARLY <= max(map(abs, changes)):
+                only_at_an_end.append(str(strategy))
             spans = [seconds_span(centre[n], plane.low[n, 0], plane.high[n, 0]) for n in (-1, 0)]
             band = f"{percent(min(changes)).removesuffix(' %')} to {percent(max(changes))} over the interval"
             parts.append(f"{strategy} {spans[0]} instead of {spans[1]}, {percent(changes[0])} ({band})")
         verdict = "" if most_of_all >= CLEARLY else "; no difference to speak of"
+        if only_at_an_end:
+            verdict = f"; more than a tenth for {' and '.join(only_at_an_end)} at an end of the interval only"
         yield f"{axis.at(axis.values[-1])} instead of {axis.text(axis.values[0])}: {'; '.join(parts)}{verdict}."
     if len(strategies) > 1:
         yield _preferred(strategies, planes)
@@ -130,7 +158,7 @@ def _preferred(strategies: Sequence[Component], planes: Sequence[Plane]) -> str:
     axes = planes[0].axes
     cells = list(product(*(axis.values for axis in axes)))
     best: dict[str, list[str]] = {}
-    others: dict[str, list[str]] = {}  # strategy with an end of the interval -> cells
+    others: dict[tuple[str, str], list[str]] = {}  # strategy, end of the interval -> cells
     for place, values in enumerate(cells):
         row, column = divmod(place, planes[0].train_s.shape[1])
         name = str(strategies[preferred(strategies, [float(plane.train_s[row, column]) for plane in planes])])
@@ -139,12 +167,15 @@ def _preferred(strategies: Sequence[Component], planes: Sequence[Plane]) -> str:
             seconds = [float(plane.ends[row, column, end]) for plane in planes if plane.ends is not None]
             other = str(strategies[preferred(strategies, seconds)])
             if other != name:
-                others.setdefault(f"{other} with {words}", []).append(_cell(axes, values))
+                others.setdefault((other, words), []).append(_cell(axes, values))
     said = "to take (the fastest; one that averages gradients if it takes hardly longer): "
     said += "; ".join(f"{name} {_where(own, len(cells))}" for name, own in best.items())
     if not others:
         return f"{said}, the same at both ends of the interval."
-    ends = "; ".join(f"{name} {_where(own, len(cells))}" for name, own in others.items())
+    alike: dict[tuple[str, str], list[str]] = {}  # strategy, its cells -> ends of the interval
+    for (name, words), own in others.items():
+        alike.setdefault((name, _where(own, len(cells))), []).append(words)
+    ends = "; ".join(f"{name} {where} with {' or '.join(words)}" for (name, where), words in alike.items())
     return f"{said}; not at both ends of the interval: {ends}."
 
 
@@ -190,23 +221,33 @@ def _rows(predictor: Predictor, strategies: Sequence[Component], planes: Sequenc
     return TerminalTable(title, columns, rows, ["difference: to the first row of the strategy", *notes])
 
 
-def _write(path: Path, strategies: Sequence[Component], planes: Sequence[Plane]) -> None:
+def cell_rows(strategies: Sequence[Component], planes: Sequence[Plane]) -> list[dict[str, object]]:
+    """Return a row with all columns for each cell."""
     axes = planes[0].axes
     names = [axis.name.replace("-", "_") + ("_gbit_per_s" if axis.unit == "Gbit/s" else "") for axis in axes]
-    header = ["execution", "strategy", *names, "train_s", "train_s_low", "train_s_high", "samples_per_s", "efficiency"]
-    header += ["bound_by", "fits", "outside"]
+    rows: list[dict[str, object]] = []
+    for strategy, plane in zip(strategies, planes, strict=True):
+        for place, values in enumerate(product(*(axis.values for axis in axes))):
+            rows.append(
+                {
+                    "execution": "modelled",
+                    "strategy": str(strategy),
+                    **dict(zip(names, values, strict=True)),
+                    "train_s": plane.train_s.flat[place],
+                    "train_s_low": "" if plane.low is None else plane.low.flat[place],
+                    "train_s_high": "" if plane.high is None else plane.high.flat[place],
+                    "samples_per_s": plane.throughput.flat[place],
+                    "efficiency": plane.efficiency.flat[place],
+                    "bound_by": plane.components[plane.bound.flat[place]],
+                    "fits": "no" if plane.lacking.flat[place] else "",
+                    "outside": plane.outside.flat[place],
+                }
+            )
+    return rows
+
+
+def _write(path: Path, rows: Sequence[dict[str, object]]) -> None:
     with writing(path, ""), path.open("w", newline="") as file:
-        writer = csv.writer(file, lineterminator="\n")
-        writer.writerow(header)
-        for strategy, plane in zip(strategies, planes, strict=True):
-            for place, cell in enumerate(product(*(axis.values for axis in axes))):
-                interval = ["" if bound is None else bound.flat[place] for bound in (plane.low, plane.high)]
-                writer.writerow(
-                    [
-                        *("modelled", str(strategy), *cell, plane.train_s.flat[place], *interval),
-                        *(plane.throughput.flat[place], plane.efficiency.flat[place]),
-                        plane.components[plane.bound.flat[place]],
-                        "no" if plane.lacking.flat[place] else "",
-                        plane.outside.flat[place],
-                    ]
-                )
+        writer = csv.DictWriter(file, list(rows[0]), lineterminator="\n")
+        writer.writeheader()
+        writer.writerows(rows)

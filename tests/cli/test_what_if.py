@@ -9,7 +9,7 @@ from click.testing import CliRunner
 from scalebench.cli.main import main
 from scalebench.errors import UsageError
 
-BASE = ["what-if", "resnet50", "--cluster", "ethernet-10g", "--step-time", "0.1"]
+BASE = ["predict", "resnet50", "--cluster", "ethernet-10g", "--step-time", "0.1", "--strategy", "allreduce"]
 
 
 def test_plane_is_written_and_drawn(tmp_path):
@@ -29,7 +29,7 @@ def test_plane_is_written_and_drawn(tmp_path):
 
 
 def test_decision_between_links_is_one_command_with_an_interval():
-    arguments = ["what-if", "vit_b16", "--cluster", "juwels-booster", "--step-time", "0.075", "--workers", "256"]
+    arguments = ["predict", "vit_b16", "--cluster", "juwels-booster", "--step-time", "0.075", "--workers", "256"]
     arguments += ["--strategy", "ddp", "--strategy", "epoch_average", "--vary", "network-bandwidth=100,200"]
     output = CliRunner().invoke(main, arguments, standalone_mode=False, catch_exceptions=False).output
     first, second, *_ = output.splitlines()
@@ -43,6 +43,15 @@ def test_decision_between_links_is_one_command_with_an_interval():
     rows = [line for line in output.splitlines() if re.match(r" +[12]00 Gbit/s ", line)]
     assert len(rows) == 4
     assert all(row.endswith("compute") for row in rows)
+
+
+def test_difference_at_an_end_of_the_interval_is_said():
+    arguments = ["predict", "vit_b16", "--cluster", "juwels-booster", "--device", "a100-40gb", "--workers", "256"]
+    arguments += ["--roofline", "--dtype", "bf16-mixed", "--strategy", "ddp", "--strategy", "epoch_average"]
+    arguments += ["--vary", "network-bandwidth=100,200"]
+    first, second, *_ = CliRunner().invoke(main, arguments, standalone_mode=False).output.splitlines()
+    assert first.endswith("over the interval); more than a tenth for ddp at an end of the interval only.")
+    assert second.endswith("epoch_average in every cell with fast steps on slow links or slow steps on slow links.")
 
 
 def test_axis_without_effect_says_why():

@@ -181,7 +181,7 @@ def _parts(names: Sequence[str], number: int) -> list[list[str]]:
     """Split `names` into `number` equal parts, or between families where no part has more than one name too many."""
     even = [round(len(names) * place / number) for place in range(number + 1)]
     ends = [place for place in range(1, len(names)) if family(names[place - 1]) != family(names[place])]
-    near = [min(ends, key=lambda end, cut=cut: abs(end - cut), default=cut) for cut in even[1:-1]]
+    near = [min(((abs(end - cut), end) for end in ends), default=(0, cut))[1] for cut in even[1:-1]]
     bounds = [0, *near, len(names)]
     if not all(0 < stop - start <= GROUP + 1 for start, stop in itertools.pairwise(bounds)):
         bounds = even
