@@ -101,8 +101,8 @@ def show_variation(
     """Print the answer, a row for each of few cells, and sentences; write and draw all cells."""
     from scalebench.cli.terminal_table import print_results
 
-    if said := answer(predictor, chosen, planes, workers):
-        print_results(*said, _rows(predictor, chosen, planes))
+    if planes[0].ends is not None:
+        print_results(*answer(predictor, chosen, planes, workers), _rows(predictor, chosen, planes))
     for strategy, plane in zip(chosen, planes, strict=True):
         for sentence in plane.sentences():
             click.echo(f"{strategy}: {sentence}" if len(chosen) > 1 else sentence)

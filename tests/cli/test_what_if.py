@@ -18,6 +18,8 @@ def test_plane_is_written_and_drawn(tmp_path):
     arguments = [*BASE, *axes, "--csv", str(table), "--figure", str(figure)]
     result = CliRunner().invoke(main, arguments, standalone_mode=False, catch_exceptions=False)
     assert "10 cells, modelled" in result.output
+    rows = re.findall(r"^ +[\d.]+ Gbit/s +(?:4|16)  .*\(.* to .*\)", result.output, re.MULTILINE)
+    assert len(rows) == 10, "each of few cells has a row with its interval"
     assert "network-bandwidth 1.00 Gbit/s to" in result.output, "the old name is an alias"
     assert "bound by compute" in result.output
     with table.open() as file:
