@@ -78,15 +78,15 @@ def share(value: float) -> str:
 
 
 def reduction_range(low: float, high: float) -> str:
-    """`51 to 57 % less`, `3.1 to 5.0 % more`, with signs around zero: `-3.1 to +12 % less`.
+    """`51 to 57 % less`, `3.1 to 5.0 % more`, around zero `from 3.1 % more to 12 % less`.
 
     From twice the time on `from 2.5 times the time to 12 % less`.
     """
-    if high >= 0 and low <= -1:
-        return f"from {digits(1 - low, 2)} times the time to {share(high)} less"
+    if low < 0 <= high:
+        most = f"{digits(1 - low, 2)} times the time" if low <= -1 else f"{share(-low)} more"
+        return f"from {most} to {share(high)} less"
     word, (low, high) = ("more", (-high, -low)) if high < 0 else ("less", (low, high))
-    form = share if low > 0 else percent
-    return f"{form(low).removesuffix(' %')} to {form(high)} {word}"
+    return f"{share(low).removesuffix(' %')} to {share(high)} {word}"
 
 
 def deviation(log_ratio: float) -> str:
