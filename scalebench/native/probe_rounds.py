@@ -19,7 +19,7 @@ from scalebench.training.reference_step import Gauge
 CYCLE_S = 1e-3  # Horovod's default; it keeps the cycle of its last start where none is stated
 _WINDOW_S = 3e-3  # aimed at; at least one operation
 _MOST = 100  # operations of a window
-_ROUNDS, _ROUNDS_IN_ANY_CASE = 5, 2  # at least, within the time and beyond it
+_ROUNDS, _ROUNDS_BEYOND = 5, 2  # at least, within the time and within twice the time
 _OTHERS = 0.2  # share of the cores that others may take in a round of engines with threads of their own
 _LARGE, _FEW, _SOME = 1 << 20, 2, 8  # bytes, and operations of a window with more and with less
 _PAUSES = 12  # operations of a window that each follow some computing, from none to a cycle long
@@ -37,7 +37,10 @@ class ProbeRounds:
         self._family = (os.getppid(), *mpi.allgather(os.getpid()))  # mpirun, bound to no core, and the ranks
 
     def measure(self, one_round: Callable[[], list[Sample]], *, relative: bool) -> Found:
-        """Repeat `one_round` until all costs are precise or the time is over; `relative`: to the reference step."""
+        """Repeat `one_round` until all costs are precise or the time is over; `relative`: to the reference step.
+
+        A second round may take as long again.
+        """
         found = Found()
         end = time.perf_counter() + self._seconds
         going = True
@@ -48,9 +51,10 @@ class ProbeRounds:
             if not relative and (background.share() or 0.0) > _OTHERS:
                 samples = [[sample._replace(undisturbed=False) for sample in own] for own in samples]
             found.add(samples)
-            rounds = len(found.references)
+            rounds, now = len(found.references), time.perf_counter()
             wanted = rounds < _ROUNDS or not found.precise(relative=relative)
-            more = rounds < _ROUNDS_IN_ANY_CASE or (wanted and time.perf_counter() < end)
+            # Beside many busy programs one round may take longer than all rounds may.
+            more = wanted and now < (end + self._seconds if rounds < _ROUNDS_BEYOND else end)
             going = self.mpi.bcast(more)
         return found
 
@@ -102,7 +106,7 @@ class ProbeRounds:
                 pass
             operation()
             each.append(time.perf_counter() - began)
-        return Sample(key, fmean(each), stopwatch.stop().undisturbed, tuple(each))
+        return Sample(key, fmean(each), stopwatch.stop().undisturbed, tuple(each), in_phases=True)
 
     def one_by_one(self, key: Key, operation: Operation, count: int) -> list[Sample]:
         """Time `count` operations, each for itself, one after the other."""

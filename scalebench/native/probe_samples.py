@@ -22,13 +22,15 @@ Key = tuple[str, int]  # an operation's name, and bytes
 class Sample(NamedTuple):
     """Seconds of one operation in one window, and whether the window was undisturbed.
 
-    `each` has the seconds of single operations where they were timed, always at the same phases of a cycle.
+    `each` has the seconds of single operations where they were timed, `in_phases` if each began at another phase of a
+    cycle, the same ones in every window.
     """
 
     key: Key
     seconds: float
     undisturbed: bool
     each: tuple[float, ...] = ()
+    in_phases: bool = False
 
 
 class Found:
@@ -70,6 +72,8 @@ class Found:
             return kept
         each = [one.each or (one.seconds,) for _, one in windows]
         table = np.array(scales)[:, None] * np.array(each)
+        if len(windows) == 1 and not windows[0][1].in_phases:  # of one round the operations are all there is
+            table = table.T
         return [float(np.quantile(table, _LOWER, axis=0).mean())]
 
     def seconds(self, key: Key, *, relative: bool = True) -> float:

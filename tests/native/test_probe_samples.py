@@ -94,3 +94,13 @@ def test_costs_that_fall_with_the_bytes_are_not_precise():
         found.add([[Sample(("mpi", 65536), 1.5, undisturbed=True)]])
     assert found.seconds(("mpi", 65536)) == 1.5
     assert not found.precise(relative=True)
+
+
+def test_one_disturbed_round_counts_its_fastest_operations():
+    """Operations that each begin at another phase of a cycle count all: their mean is the cost."""
+    each = tuple(float(n) for n in range(1, 12))
+    for in_phases, expected in ((False, 2.0), (True, 6.0)):
+        found = Found()
+        found.references.append(1.0)
+        found.add([[Sample(("sum", 4), 6.0, False, each, in_phases)]])
+        assert found.seconds(("sum", 4)) == pytest.approx(expected)
