@@ -23,6 +23,7 @@ from scalebench.analysis.intervals import (
 from scalebench.analysis.loading import Results, cached, is_representative
 from scalebench.analysis.rounds import timed
 from scalebench.formatting import counted, deviation
+from scalebench.strategies.registry import preferred_engine
 
 PREFERRED_ENGINES = ("mpi", "nccl", "gloo", "horovod")  # native engine to compare with, where a strategy ran on several
 CHECKED_FROM = 2  # checks
@@ -209,8 +210,12 @@ def virtual_error(results: Results) -> VirtualError | None:
     return VirtualError(float(found.rms), found.checks, float(found.common), between, offsets)
 
 
-# Of virtual times whose calibration other programs disturbed, against those of quiet ones: benchmarks/busy_machine.py
-_DISTURBED = VirtualError(0.05, 48, between=Part(0.03**2, 24), name=BESIDE_PROGRAMS)
+# Logs of virtual times calibrated beside 2 and 8 busy programs over those of the quiet machine, less what is common to
+# the strategies on mpi (benchmarks/busy_machine.py; docs/measurements.md). Root mean square of these strategies, with
+# its degrees of freedom; the same with what is common; and of engines whose threads want cores of their own, which were
+# off to different sides.
+_OF_A_STRATEGY, _OF_ANY = Part(0.041**2, 4), 0.35
+_OF_AN_ENGINE = {"horovod": 1.0, "gloo": -1.4, "nccl": -1.4}
 
 
 def error_of_times(results: Results) -> VirtualError | None:
@@ -219,7 +224,16 @@ def error_of_times(results: Results) -> VirtualError | None:
     None for a quiet calibration without native runs that check it.
     """
     disturbed = (results.completed["calibration"] == "disturbed").any()
-    return virtual_error(results) or (_DISTURBED if disturbed else None)
+    return virtual_error(results) or (_beside_programs(results) if disturbed else None)
+
+
+def _beside_programs(results: Results) -> VirtualError:
+    """Return the error of a calibration that other programs disturbed."""
+    charged = charged_engine(results)
+    strategies = results.completed.drop_duplicates("label").set_index("label")["strategy"]
+    engines = {str(label): charged or preferred_engine(str(name)) for label, name in strategies.items()}
+    offsets = tuple((label, _OF_AN_ENGINE[name]) for label, name in engines.items() if name in _OF_AN_ENGINE)
+    return VirtualError(_OF_ANY, CHECKED_FROM, between=_OF_A_STRATEGY, offsets=offsets, name=BESIDE_PROGRAMS)
 
 
 def error_name(error: VirtualError | None) -> str:

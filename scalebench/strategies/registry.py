@@ -44,6 +44,14 @@ def is_deterministic(name: str) -> bool:
         return False
 
 
+def preferred_engine(name: str) -> str:
+    """Return the engine that a strategy prefers; empty if it is unknown here."""
+    try:
+        return "" if strategy_file(name) is not None else next(iter(find(name).engines), "")
+    except StudyError:
+        return ""
+
+
 def register(engine: str = ANYWHERE) -> Callable[[type[_S]], type[_S]]:
     """Class decorator: this is strategy `cls.name` on `engine` (`horovod` has a real and a virtual class).
 
