@@ -68,7 +68,7 @@ OF_STUDY = {"weak-scaling": "weak", "agreement": "my-study", "tuning": "tuned"} 
 POINTS = {"this-machine": "this-machine/points-paced.csv", "shaped-links": "shaped-links/points.csv"}
 _SCREEN, _PHONE = (1040, 820), (400, 820)
 # Numbers of an answer: the time saved, and the two times.
-_NUMBERS = re.compile(r"[\d.]+ % less time|[\d.,]+ \w+ instead of [\d.,]+ \w+")
+_NUMBERS = re.compile(r"[\d.]+ % less time|[\d.,]+ \w+(?: in \d+ epochs?)? instead of [\d.,]+ \w+")
 
 
 def main() -> None:
@@ -194,7 +194,7 @@ def _keep(path: Path, picture: Path | bytes, run: str, study: str) -> None:
     digest = f", records {hashlib.sha256(records.read_bytes()).hexdigest()[:12]}" if records.exists() else ""
     facts.add_text("Source", f"{study}{digest}")
     if digest:
-        facts.add_itxt("Answer", next((line for line in spoken(load(records.parent)) if "imulated" in line), ""))
+        facts.add_itxt("Answer", next((line for line in spoken(load(records.parent)) if "irtual" in line), ""))
     with Image.open(BytesIO(picture) if isinstance(picture, bytes) else picture) as source:
         source.save(path, pnginfo=facts, optimize=True)
 

@@ -45,7 +45,7 @@ class Browser:
             os.dup2(writing, 4)
 
         self._process = subprocess.Popen(
-            [program, *FLAGS, "--remote-debugging-pipe", f"--user-data-dir={profile}", "about:blank"],
+            [program, *FLAGS, "--remote-debugging-pipe", f"--user-data-dir={profile.resolve()}", "about:blank"],
             preexec_fn=connect,
             close_fds=False,
             start_new_session=True,
