@@ -64,7 +64,10 @@ class PlotRequest:
         Raises:
             UsageError: an unknown figure, or no figure has such a panel.
         """
-        found = [FIGURES.find(name) for name in self.names or default_figures()]
+        names = self.names or default_figures()
+        if not self.added and not self.panels and set(names) <= set(figure_names()):
+            return list(names)  # drawn by other processes: this one needs no matplotlib
+        found = [FIGURES.find(name) for name in names]
         if self.added:
             found = [kind for kind in found if self._takes_added(kind)]
         kept = [kind for kind in found if all(self._has(kind, panel) for panel in self.panels)]

@@ -13,6 +13,7 @@ from click.testing import CliRunner
 from scalebench.cli.plot import plot
 from scalebench.cli.report import report
 from scalebench.errors import ResultsError
+from scalebench.figures.base import FIGURES, Declared, declared_figures
 from scalebench.records.folder import newest_study
 from scalebench.records.store import Store
 from tests.records_factory import study_rows
@@ -126,10 +127,16 @@ def test_figures_are_listed_and_the_command_parsed_without_training_or_analysis(
     code = (
         "import sys, scalebench.cli.plot; heavy = ('pandas', 'matplotlib', 'torch', 'scipy')\n"
         "print([name for name in heavy if name in sys.modules]); from scalebench.figures import describe_figures\n"
-        "describe_figures(); print('torch' in sys.modules)"
+        "describe_figures(); scalebench.cli.plot.PlotRequest().figures()\n"
+        "print([name for name in heavy if name in sys.modules])"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert done.stdout == "[]\nFalse\n"
+    assert done.stdout == "[]\n[]\n"
+
+
+def test_figures_are_listed_as_their_classes_declare_them():
+    classes = [FIGURES.find(name) for name in FIGURES.names()]
+    assert declared_figures() == [Declared(kind.name, kind.summary, kind.by_default) for kind in classes]
 
 
 def test_plot_is_a_command():
