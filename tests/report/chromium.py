@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import fcntl
 import json
 import os
 import select
@@ -40,7 +41,8 @@ class Browser:
         self._in, from_browser = os.pipe()
 
         def connect() -> None:  # the browser reads its file descriptor 3 and writes 4
-            reading, writing = os.dup(to_browser), os.dup(from_browser)
+            # Beyond 4, or one copy would be overwritten by the other where 3 or 4 is free.
+            reading, writing = (fcntl.fcntl(end, fcntl.F_DUPFD, 10) for end in (to_browser, from_browser))
             os.dup2(reading, 3)
             os.dup2(writing, 4)
 
