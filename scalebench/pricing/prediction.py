@@ -200,8 +200,7 @@ class Predictor:
 
     def components(self, component: Component, platform: Platform) -> tuple[str, ...]:
         """Return the components that a training by a strategy may be bound by on `platform`."""
-        overlap = getattr(self.strategy(component), "overlap", None)
-        cycles = overlap is not None and overlap.cycle_s > 0
+        cycles = self.strategy(component).traits.cycle_s > 0
         return (*platform.components, "Horovod cycle") if cycles else platform.components
 
     def strategy(self, component: Component) -> Strategy:

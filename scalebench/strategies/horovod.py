@@ -51,7 +51,7 @@ class VirtualHorovod(GradientAveraging):
 
     @property
     def traits(self) -> Traits:
-        return compressed(super().traits, self.compression, start=0)
+        return replace(compressed(super().traits, self.compression, start=0), cycle_s=self.overlap.cycle_s)
 
     def check(self, setting: Setting) -> list[str]:
         if setting.training.dtype == "bfloat16":

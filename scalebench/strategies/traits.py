@@ -48,6 +48,7 @@ class Traits:
     shards: int = 1  # ranks over which the server's weights are spread, at most one a worker
     in_rounds: bool | None = None  # the server answers when the pushes of all have come, or at once
     interval_option: str | None = None  # the option that is the interval between synchronisations
+    cycle_s: float = 0.0  # after which a thread of the engine looks for gradients anew; 0: they do not wait for one
     wire: str | None = None  # dtype that travels in place of the study's
     environment: Mapping[str, str] = field(default_factory=dict)  # variables that the engine reads at its start
     split_is_measured: bool = True  # native runs measure compute and communication separately
