@@ -21,6 +21,8 @@ if TYPE_CHECKING:
 
     from scalebench.figures.style import Style
 
+_PIXELS_PER_IN = 96  # of a browser
+
 
 class Results(analysis.Results):
     """The tables of a study; a notebook shows its answer and the table of `scalebench run --full`."""
@@ -44,8 +46,14 @@ class PanelAxes(list["Axes"]):
     def _repr_html_(self) -> str:
         from base64 import b64encode
 
-        pictures = (b64encode(self._png(figure)).decode("ascii") for figure in self.figures)
-        return "".join(f'<img alt="page {n}" src="data:image/png;base64,{own}">' for n, own in enumerate(pictures, 1))
+        pictures = []
+        for number, figure in enumerate(self.figures, start=1):
+            width = round(_PIXELS_PER_IN * figure.get_size_inches()[0])
+            data = b64encode(self._png(figure)).decode("ascii")
+            pictures.append(
+                f'<img alt="page {number}" width="{width}" style="max-width: 100%" src="data:image/png;base64,{data}">'
+            )
+        return "".join(pictures)
 
     def _png(self, figure: Figure) -> bytes:
         from scalebench.figures.plotting import house_style

@@ -122,7 +122,7 @@ def test_notebook_runs(tmp_path, monkeypatch, capsys) -> None:
     assert answer.startswith("<p>At 8 workers, ")
     assert "<td>local_sgd(steps=4)</td>" in answer
     assert "<th>epoch_average</th>" in saved
-    assert picture.startswith('<img alt="page 1" src="data:image/png;base64,')
+    assert picture.startswith('<img alt="page 1" width="922" style="max-width: 100%" src="data:image/png;base64,')
     assert predicted.count("<td>ddp</td>") == 3
     assert Path("scaling.pdf").read_bytes().startswith(b"%PDF")
     assert "Decision: " in capsys.readouterr().out
