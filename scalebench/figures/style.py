@@ -150,10 +150,12 @@ def printed_width(text: str, size: float, family: str) -> float:
 
 @cache
 def _advance_em(letter: str, family: str) -> float:
-    """Return how far a letter moves the next one, in ems."""
+    """Return how far a letter moves the next one, in ems; 1 for one that the font does not have."""
     from matplotlib.font_manager import FontProperties, findfont, get_font
 
     size = 100
     font = get_font(findfont(FontProperties(family=[family])))
+    if not font.get_char_index(ord(letter)):
+        return 1.0
     font.set_size(size, 72)
     return float(font.load_char(ord(letter)).linearHoriAdvance) / 65536 / size  # fixed point: 16 bits behind the point

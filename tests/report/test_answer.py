@@ -88,7 +88,7 @@ def test_overlapping_intervals_give_no_saving(keep):
     same = cell("epoch_average", (0.9, 1.2, 0.95, 1.1, 0.9), ACCURACY["allreduce"])
     text = sentence(keep, cell("allreduce"), same)
     assert "whether epoch_average saves time is not shown against per-batch allreduce (" in text
-    assert " to +" in text.partition("less, 95 %")[0], "the interval holds zero, so its ends are signed"
+    assert " more to " in text.partition("less, 95 %")[0], "the interval holds zero, so its ends lie on both sides"
 
 
 def test_equal_metrics_of_all_seeds_are_the_same(keep):
