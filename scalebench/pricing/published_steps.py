@@ -70,7 +70,7 @@ def published_steps() -> tuple[PublishedStep, ...]:
 
 
 def published_step(model: str, device: Device, dtype: str) -> Published | None:
-    """Return the published step of a layer table on a device; None where nobody measured one."""
+    """Return the published step of a layer table on a device; None where none is in the table of published steps."""
     for row in published_steps():
         if (row.model, row.device, row.dtype) == (model, device.name, dtype):
             return Published(row.batch / row.samples_per_s, row.batch, device, dtype)

@@ -149,7 +149,7 @@ class Look:
         }
 
     def inner(self, execution: str) -> dict[str, Any]:
-        """Return matplotlib keywords of what markers for `execution` have inside."""
+        """Return matplotlib keywords for the fill of markers of `execution`."""
         return {
             "color": "white" if FILLS[execution] == "full" else self.color,
             "marker": self.inside,
