@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from functools import cache, cached_property, lru_cache
-from itertools import pairwise
+from itertools import islice, pairwise
 from types import SimpleNamespace
 from typing import Any
 
@@ -219,6 +219,10 @@ class RecordingWorker:
     def local_step(self, batch: Batch) -> None:
         self.gradient(batch)
         self.update()
+
+    def local_steps(self, batches: Iterator[Batch], steps: int | None = None) -> None:
+        for batch in islice(batches, steps):
+            self.local_step(batch)
 
     def adopt(self, weights: Tensor) -> None:
         self.steps += 1

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import lru_cache
+from itertools import islice
 from types import SimpleNamespace
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -97,7 +97,8 @@ class Replica:
         self._lr, self._lr_is_constant = run.lr, run.lr_policy == "constant"
         self._open_shared, self._open_server = shared, server
         self.last_loss = torch.zeros((), dtype=self.dtype, device=self.device)
-        self._losses: list[tuple[Tensor, int]] = []  # of the current epoch, with numbers of samples
+        self._losses: list[Tensor] = []  # mean losses () or (m,) of batches of the current epoch
+        self._samples: list[int] = []  # of these batches
         self.on_epoch: Callable[[int], None] | None = None
         self.on_batch: Callable[[], None] = lambda: None
         self.meters = Meters(comm.rank, clock, comm)
@@ -108,8 +109,12 @@ class Replica:
         self.snapshots: list[Snapshot] = []
         self._epoch = 0
         self._moment = 0.0  # of the current batch, in epochs
-        self._losses.clear()
+        self._forget_losses()
         self.meters.open()
+
+    def _forget_losses(self) -> None:
+        self._losses.clear()
+        self._samples.clear()
 
     # --- data -------------------------------------------------------------------------------------------------
 
@@ -121,27 +126,26 @@ class Replica:
         return self.plan.steps(epoch)
 
     def batches(self, epoch: int) -> Iterator[Batch]:
+        x_all, y_all = self.samples_of(epoch)
+        sizes, weights, firsts = self.plan.batches(epoch, self.rank)
+        for step, (x, y) in enumerate(zip(_pieces(x_all, sizes), _pieces(y_all, sizes), strict=True)):
+            yield self.delivered(Batch(x, y, weights[step], step, step in firsts), len(sizes))
+
+    def samples_of(self, epoch: int) -> tuple[Tensor, Tensor]:
+        """Return x (n, ...) and y of this worker in visiting order, after rows have moved if the study says so."""
         self._epoch = epoch
         x, y = self.shard.epoch(epoch, self._exchange)
-        bounds = self.plan.bounds(epoch, self.rank)
-        sizes_of_all = self.plan.batch_sizes(epoch)
-        weights: list[float] = (sizes_of_all[self.rank] * self.size / sizes_of_all.sum(axis=0)).tolist()
-        starts = np.searchsorted(bounds, self.plan.block_starts(epoch, self.rank), side="right") - 1
-        firsts = set(starts.tolist())
-        sizes = np.diff(bounds).tolist()
         self.clock.did(Task.SHUFFLE, len(x))
-        for step, (x_here, y_here) in enumerate(zip(_pieces(x, sizes), _pieces(y, sizes), strict=True)):
-            yield self._delivered(Batch(x_here, y_here, weights[step], step, step in firsts), len(sizes))
+        return x, y
 
     def block_batches(self, epoch: int) -> Iterator[Batch]:
-        self._epoch = epoch
-        x, y = self.shard.epoch(epoch, self._exchange)
+        x, y = self.samples_of(epoch)
         slices, firsts = equal_batches(self.plan.block_starts(epoch, self.rank), len(x), self.plan.batch_size)
-        self.clock.did(Task.SHUFFLE, len(x))
         for step, (low, high) in enumerate(slices):
-            yield self._delivered(Batch(x[low:high], y[low:high], 1.0, step, step in firsts), len(slices))
+            yield self.delivered(Batch(x[low:high], y[low:high], 1.0, step, step in firsts), len(slices))
 
-    def _delivered(self, batch: Batch, steps: int) -> Batch:
+    def delivered(self, batch: Batch, steps: int) -> Batch:
+        """Note that a batch, one of `steps` in this epoch, is at hand."""
         self._moment = self._epoch + batch.step / steps
         self.on_batch()
         self.clock.did(Task.DATA, batch.x.shape[0])
@@ -176,7 +180,14 @@ class Replica:
     def computed(self, loss: Tensor, samples: int) -> None:
         """Record the mean loss () of a batch whose gradient has been computed."""
         self.last_loss = loss
-        self._losses.append((loss, samples))  # a sum here would cost as much as three laps
+        self._losses.append(loss)  # a sum here would cost as much as three laps
+        self._samples.append(samples)
+
+    def computed_several(self, losses: Tensor, samples: Sequence[int]) -> None:
+        """Record the mean losses (m,) of consecutive batches."""
+        self.last_loss = losses[-1]
+        self._losses.append(losses)
+        self._samples.extend(samples)
 
     @property
     def learning_rate(self) -> float:
@@ -208,6 +219,10 @@ class Replica:
     def local_step(self, batch: Batch) -> None:
         self.gradient(batch)
         self.update()
+
+    def local_steps(self, batches: Iterator[Batch], steps: int | None = None) -> None:
+        for batch in islice(batches, steps):
+            self.local_step(batch)
 
     def reset_optimizer(self) -> None:
         self.optimizer.state.clear()
@@ -267,7 +282,7 @@ class Replica:
             # Replicas that agree are equal: if one's weights are not finite, every worker finds that here.
             poisoned = agreed is True and not is_finite(self.parameters)
             self.meters.close_epoch(epoch, elapsed, self._mean_loss(), poisoned_everywhere=poisoned)
-            self._losses.clear()
+            self._forget_losses()
             if agreed is not None and self.evaluates(epoch):
                 self.keep(epoch, elapsed, agreed)
             if self.on_epoch is not None:
@@ -277,9 +292,9 @@ class Replica:
         """Return the mean loss of the epoch's samples; None without a batch (a late worker, an unselected client)."""
         if not self._losses:
             return None
-        losses, samples = zip(*self._losses, strict=True)
-        weights = torch.tensor(samples, dtype=torch.float64, device=self.device)
-        return float(torch.stack(losses).double().dot(weights) / weights.sum())
+        weights = torch.tensor(self._samples, dtype=torch.float64, device=self.device)
+        losses = torch.cat([each.reshape(-1) for each in self._losses])
+        return float(losses.double().dot(weights) / weights.sum())
 
     def evaluates(self, epoch: int) -> bool:
         """Return True if the model is evaluated after `epoch`; the last epoch is always evaluated after training."""
