@@ -27,14 +27,8 @@ from scalebench.system.random_state import drawn_since, put_back, random_state, 
 from scalebench.training.loop import EvaluationResult, Trainee, evaluate, train
 from scalebench.training.outcome import Evaluation, Outcome, RunFacts, WorkerReport
 from scalebench.training.replica import Replica
-from scalebench.virtual.arithmetic import (
-    ONE_BATCH,
-    Batched,
-    BatchedReplica,
-    choose,
-    drawn_in_a_step,
-    train_one_for_all,
-)
+from scalebench.virtual.arithmetic import ONE_BATCH, choose, drawn_in_a_step, train_one_for_all
+from scalebench.virtual.batched import Batched, BatchedReplica
 from scalebench.virtual.clock import ModelledClock, RecordingVirtualClock, VirtualClock
 from scalebench.virtual.communicator import VirtualCommunicator
 from scalebench.virtual.replay import Trace
@@ -202,9 +196,10 @@ class Simulation:
 
     def play(self, drawn: Generators = frozenset()) -> Played:
         """Compute the run; `drawn` are random generators that it is known to draw from."""
-        batched = not drawn and choose(self.run, self.dataset, self.plan).batched
+        choice = choose(self.run, self.dataset, self.plan)
+        batched = choice.batched and not drawn
         if batched:
-            self._pool = Batched(self._replica(0), self.run.workers)
+            self._pool = Batched(self._replica(0), self.run.workers, fills=choice.fills)
         self.arithmetic = "batched" if batched else "per_replica"
         replicas = [self._replica(rank) for rank in range(self.run.workers)]
         self.costs.gradients = gradients(replicas[0].model, self.table.release_at(self.plan.batch_size))
@@ -246,13 +241,13 @@ class Simulation:
     def play_or_train_one(self) -> Played:
         """Compute a run whose arithmetic is shared: where replicas stay equal, on one of them, priced by schedule."""
         averages = self.strategy.arithmetic(self.run.workers) == mean_of_gradients(self.run.workers)
-        one_batch = averages and self.run.workers > 1 and choose(self.run, self.dataset, self.plan).one_batch
-        if not one_batch:
+        choice = choose(self.run, self.dataset, self.plan)
+        if not (averages and self.run.workers > 1 and choice.one_batch):
             return self.play()
-        return self._with_generators(frozenset(), self._one_for_all, Simulation.play)
+        return self._with_generators(frozenset(), lambda: self._one_for_all(choice.records), Simulation.play)
 
-    def _one_for_all(self) -> Played:
-        found = train_one_for_all(self.run, self.dataset, self.plan, self._watch_time)
+    def _one_for_all(self, records: bool) -> Played:
+        found = train_one_for_all(self.run, self.dataset, self.plan, self._watch_time, records=records)
         self.arithmetic = ONE_BATCH
         trace = Trace(found.losses, found.evaluated, arithmetic=ONE_BATCH)
         (outcome,) = self.priced(self.record(), [trace])
