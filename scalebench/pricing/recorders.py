@@ -44,6 +44,8 @@ class RecordingClock:
 
     def work(self, operation: Callable[..., _T], *arguments: object) -> _T:
         self.charge(operation)
+        if only_changes_arguments(operation):
+            return None  # type: ignore[return-value]
         return operation(*arguments)
 
     def charge(self, operation: Callable[..., Any], messages: int = 2) -> None:
@@ -64,6 +66,14 @@ class RecordingClock:
             yield
         finally:
             self.running = was_running
+
+
+def only_changes_arguments(operation: Callable[..., Any]) -> bool:
+    """Return True if `operation` is declared to return None: without arithmetic it has nothing to do.
+
+    Torch computes on meta tensors in Python, in milliseconds, and loads sympy for that.
+    """
+    return "return" in (said := getattr(operation, "__annotations__", {})) and said["return"] in ("None", None)
 
 
 @cache

@@ -8,6 +8,7 @@ from typing import Any, TypeVar
 
 from scalebench.pricing.machine import OperationTime, name_of
 from scalebench.pricing.overlap import hidden_s
+from scalebench.pricing.recorders import only_changes_arguments
 from scalebench.pricing.step_times import STEP_TASKS, StepTimes
 from scalebench.system.clock import Ledger, Task
 from scalebench.training.outcome import Lap
@@ -154,21 +155,13 @@ class VirtualClock:
 
 
 class ModelledClock(VirtualClock):
-    """Virtual clock of a worker without arithmetic: an operation that returned nothing is not called again."""
-
-    def __init__(self, *arguments: Any, **options: Any) -> None:
-        super().__init__(*arguments, **options)
-        self._in_place: set[str] = set()
+    """Virtual clock of a worker without arithmetic."""
 
     def work(self, operation: Callable[..., _T], *arguments: object) -> _T:
-        name = name_of(operation)
-        if name in self._in_place:
-            self.charge(operation)
-            return None  # type: ignore[return-value]
-        result = super().work(operation, *arguments)
-        if result is None:
-            self._in_place.add(name)
-        return result
+        if not only_changes_arguments(operation):
+            return super().work(operation, *arguments)
+        self.charge(operation)
+        return None  # type: ignore[return-value]
 
 
 class RecordingVirtualClock(VirtualClock):
