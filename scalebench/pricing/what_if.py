@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from scalebench.errors import UsageError, nearest
 from scalebench.formatting import digits, seconds, share
 from scalebench.pricing.advice import with_option
-from scalebench.pricing.platform import RATES, Platform
+from scalebench.pricing.platform import RATES, Platform, binding
 from scalebench.pricing.prediction import SERIAL, Case, Predictor
 from scalebench.pricing.uncertainty import ENDS, cases_at_ends, seconds_at_ends, uncertainty_of
 from scalebench.pricing.validity import lacking, outside
@@ -312,9 +312,12 @@ def _priced(
                     has = name in predictor.components(strategy, case.platform)
                     improved[key] = kept.improved(case.platform, name) if has else case.platform
                 cases.append(Case(improved[key], case.batch))
-        times = predictor.times(strategy, workers, cases).time.reshape(len(names) + 1, len(own))
+        priced = predictor.times(strategy, workers, cases)
+        times = priced.time.reshape(len(names) + 1, len(own))
         times_s[places] = times[0]
-        bound[places] = np.argmin(times[1:], axis=0)
+        for at, (place, _) in enumerate(own):
+            least = binding(names, float((priced.comm[at] - priced.wait[at]) / priced.time[at]))
+            bound[place] = min(map(names.index, least), key=lambda component: float(times[1 + component, at]))
         alone[places] = predictor.times(SERIAL, 1, [case for _, case in own]).time / workers
     workload = predictor.workload
     return Plane(
