@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import sys
 import warnings
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -81,6 +82,21 @@ def _named_by_keywords() -> Iterator[None]:
         raise
 
 
+@contextmanager
+def _script_left_out() -> Iterator[None]:
+    """Keep processes that are started from importing the caller's script, which would call `run` again.
+
+    multiprocessing imports `__main__` by its spec or file; models and strategies of a study are files of their own.
+    """
+    names = vars(sys.modules["__main__"])
+    kept = {name: names.pop(name) for name in ("__spec__", "__file__") if name in names}
+    names["__spec__"] = None
+    try:
+        yield
+    finally:
+        names.update(kept)
+
+
 def _keyword(option: re.Match[str]) -> str:
     if option["command"]:
         return option["command"]
@@ -123,7 +139,7 @@ def run(
     if isinstance(given.get("strategies"), str):
         given["strategies"] = [given["strategies"]]
     plan = plan_study(load_study(file, given, []))
-    with watching() as watcher:
+    with watching() as watcher, _script_left_out():
         tally = run_study(plan, Path(output), watcher, jobs=jobs)
     if tally.interrupted is not None:
         raise KeyboardInterrupt

@@ -259,3 +259,16 @@ def test_commands_in_errors_keep_their_options() -> None:
 def test_predict_takes_one_count_and_two_axes() -> None:
     cells = scalebench.predict("resnet50", **ON_BOOSTER, workers=8, vary=["latency=1x,2x", "batch=32,64"])
     assert len(cells.query("strategy == 'allreduce'")) == 4
+
+
+def test_run_works_in_a_script_without_a_guard(tmp_path) -> None:
+    """Processes that a run starts import the script that called it, unless it is left out."""
+    script = tmp_path / "script.py"
+    script.write_text(
+        "import scalebench\nprint('begun')\n"
+        "found = scalebench.run(name='mine', dataset='wine', epochs=1, execution='virtual', workers='1,2', jobs=2,\n"
+        "    repetitions=1, strategies=['allreduce', 'epoch_average'], cluster='juwels-booster',\n"
+        "    device_step_time=0.001)\nprint(len(found.completed), __file__)\n"
+    )
+    done = subprocess.run([sys.executable, str(script)], capture_output=True, text=True, check=True, cwd=tmp_path)
+    assert done.stdout == f"begun\n4 {script}\n"
