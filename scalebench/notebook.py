@@ -185,7 +185,7 @@ def plot(
     with house_style(request.style):
         canvas = Canvas(name, request.style, selection, request.panels_of(kind))
         kind.draw(study, canvas)
-        pages = canvas.finish()
+        pages = canvas.finish(fixed=False)
     return PanelAxes((panel.ax for panel in canvas.shown), pages, request.style)
 
 

@@ -297,11 +297,18 @@ class Canvas:
             mark = (Line2D([], [], **wide_interval()), WIDE)
             self._legend = [*self._legend[:-1], [*(self._legend or [[]])[-1], mark]]
 
-    def finish(self) -> list[Figure]:
-        """Set the heights, write legend and caption, and return the figure of each page."""
+    def finish(self, *, fixed: bool = True) -> list[Figure]:
+        """Set the heights, write legend and caption, and return the figure of each page.
+
+        Ticks are `fixed` as the layout has them: a rounded position may have room for others. Axes that are given to a
+        reader, who may set other limits, keep their locators.
+        """
         self.close()
         for page in self._pages:
             self._finish(page, self._pages.index(page) == 0)
+            for panel in page.panels if fixed else ():
+                panel.ax.yaxis.set_major_locator(FixedLocator(panel.ax.yaxis.get_majorticklocs().tolist()))
+            _round_places(page.figure)
         return [page.figure for page in self._pages]
 
     def _finish(self, page: Page, first: bool) -> None:
@@ -336,9 +343,6 @@ class Canvas:
             self._set_heights(page, heights)
             layout.execute(page.figure)
         page.figure.set_layout_engine("none")
-        for panel in page.panels:  # a rounded position may have room for other ticks than the layout has
-            panel.ax.yaxis.set_major_locator(FixedLocator(panel.ax.yaxis.get_majorticklocs().tolist()))
-        _round_places(page.figure)
 
     def _set_heights(self, page: Page, heights: Sequence[float]) -> None:
         """Set the heights of panels, legend and caption; further lines of titles take further room, if there is."""
