@@ -266,7 +266,14 @@ def label_of(strategy: str, options: object, tuned: object = None) -> str:
     if not chosen or not isinstance(chosen, dict):
         return strategy
     left = {key: value for key, value in sorted(chosen.items()) if f"{strategy}.{key}" not in given}
-    return f"{strategy}({', '.join(f'{key}={value}' for key, value in left.items())})" if left else strategy
+    return f"{strategy}({', '.join(f'{key}={_option(value)}' for key, value in left.items())})" if left else strategy
+
+
+def _option(value: object) -> str:
+    """Return an option as a study writes it: the keys of a JSON object are texts, those of `{4: 2}` are not."""
+    if not isinstance(value, dict):
+        return str(value)
+    return f"{{{', '.join(f'{key}: {_option(own)}' for key, own in value.items())}}}"
 
 
 def _read_study(folder: Path) -> dict[str, Any]:

@@ -19,6 +19,7 @@ from scalebench.figures.drawing.panel import Panel, share_y
 from scalebench.formatting import counted, is_interval
 
 _COLUMNS = 4
+_APART_PT = 0.8  # equal lines are seen side by side
 _X = {"epochs": "epochs", "time": "elapsed_s"}
 _KEY = ["execution", "engine", "label", "strategy", "workers"]
 
@@ -43,7 +44,7 @@ class Convergence(Figure):
         # One group: a row for each x axis. Several: a row for each group, with both axes in it.
         drawn = [(group, axis, count) for group in groups for axis in axes for count in counts]
         per_row = len(counts) if len(groups) == 1 else canvas.fits(len(axes) * len(counts))
-        (panels,) = canvas.grids((len(drawn), per_row, 2.1))
+        (panels,) = canvas.grids((len(drawn), per_row, 2.1), together=len(axes) * len(counts))
         for panel, (group, axis, count) in zip(panels, drawn, strict=True):
             own = table[(table["workers"] == count) | (table["strategy"] == "serial")]
             shown, x = own[own["series"].isin(group)], _X[axis]
@@ -51,7 +52,9 @@ class Convergence(Figure):
             title = f"{words}: {group_name(group)}" if len(groups) > 1 else words
             panel.title(title, f"{words}, against {axis}")
             panel.context(own[~own["series"].isin(group)], "metric", x=x)
-            panel.curve(shown, "metric", look, x=x, low="low", high="high", shift=False, sparse=True)
+            panel.curve(
+                shown, "metric", look, x=x, low="low", high="high", shift=False, sparse=True, apart_pt=_APART_PT
+            )
             panel.metric_axis(metric)
             if not panel.leftmost:
                 panel.ax.set_ylabel("")
@@ -73,7 +76,10 @@ class Convergence(Figure):
             table,
             f"The consensus model's metric on held-out data after each epoch, mean over repetitions{interval}.",
             "Serial (one worker) is drawn in every panel." if (table["strategy"] == "serial").any() else "",
-            method=("Time is training time without evaluation, its arithmetic mean (tables: geometric).",),
+            method=(
+                "Time is training time without evaluation, its arithmetic mean (tables: geometric). Lines are set a "
+                "little apart upwards, so that equal ones are seen.",
+            ),
             bars=False,
         )
 

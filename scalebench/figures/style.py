@@ -107,6 +107,8 @@ def choose_style(
     """
     if name not in _STYLES:
         raise UsageError(f"unknown style {name!r}; {nearest(name, STYLES)}")
+    if columns not in (None, 1, 2):
+        raise UsageError(f"--columns: expected 1 or 2, got {columns!r}")
     one, two = _STYLES[name]
     style = {1: one, 2: two, None: two if name in ("slides", "report") else one}[columns]
     return replace(

@@ -328,7 +328,7 @@ def overlapping(figure) -> list[tuple[str, str]]:
 def _overlaps(figure) -> tuple[list[tuple[str, str]], int]:
     figure.draw_without_rendering()
     shown = [text for text in _texts(figure) if text.get_text().strip() and text.get_color() != "none"]
-    boxes = [(text.get_text(), text.get_window_extent()) for text in shown]
+    boxes = [(text.get_text(), Text.get_window_extent(text)) for text in shown]  # without the line of an annotation
     found = [
         (one, other)
         for index, (one, box) in enumerate(boxes)
@@ -339,7 +339,7 @@ def _overlaps(figure) -> tuple[list[tuple[str, str]], int]:
 
 
 def _texts(figure) -> Iterator[Text]:
-    for ax in figure.axes:
+    for ax in filter(lambda ax: ax.axison, figure.axes):  # spare panels are not drawn
         yield from (ax.title, ax._left_title, ax.xaxis.label, ax.yaxis.label, *ax.texts)
         for axis in (ax.xaxis, ax.yaxis):  # matplotlib keeps ticks outside the axes that it does not draw
             yield from (tick.label1 for tick in axis._update_ticks() if tick.label1.get_visible())
