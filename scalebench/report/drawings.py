@@ -81,7 +81,7 @@ def _draw(results: Results, name: str, sheet: StyleSheet, known: set[str]) -> Dr
 class PanelCanvas(Canvas):
     """A canvas that draws each panel as a separate figure."""
 
-    def rows(self, *rows: tuple[int, float]) -> list[Panel]:
+    def rows(self, *rows: tuple[int, float], together: int = 1) -> list[Panel]:
         self._grid = list(rows)
         for count, height in rows:
             width = min(WIDTH_IN / count, _WIDEST_IN)

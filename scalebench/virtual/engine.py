@@ -189,6 +189,7 @@ class Simulation:
         self.stores: list[VirtualStore] = []
         self.state: ServerState | None = None
         self.arithmetic: str | None = None  # of the gradients, once they are computed
+        self._why_single = ""
         self._pool: Batched | None = None
         self.scheduler = Scheduler(seed=run.seed, ties=run.virtual.ties)
         self._deadline = began + run.time_limit_s
@@ -201,6 +202,7 @@ class Simulation:
         if batched:
             self._pool = Batched(self._replica(0), self.run.workers, fills=choice.fills)
         self.arithmetic = "batched" if batched else "per_replica"
+        self._why_single = "" if batched or self.run.workers == 1 else choice.reason
         replicas = [self._replica(rank) for rank in range(self.run.workers)]
         self.costs.gradients = gradients(replicas[0].model, self.table.release_at(self.plan.batch_size))
         if not batched:
@@ -332,6 +334,7 @@ class Simulation:
             others_load=max(loads, default=None),
             calibration=self._calibration(),
             arithmetic=self.arithmetic,
+            why_single=self._why_single,
             **served,
         )
 
