@@ -1,4 +1,4 @@
-"""Draw figures and write each as PDF, SVG, PNG and the CSV of its drawn data."""
+"""Draw figures and write each as PDF, PNG or SVG beside the CSV of its drawn data."""
 
 from __future__ import annotations
 
@@ -10,9 +10,8 @@ from functools import cache
 from multiprocessing import forkserver, get_context
 from pathlib import Path
 from string import ascii_lowercase
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
-from scalebench import __version__
 from scalebench.errors import ResultsError, UsageError, nearest, writing
 from scalebench.figures.added import Added
 from scalebench.figures.base import FIGURES, EmptyFigureError, Figure, default_figures, figure_names
@@ -29,12 +28,6 @@ if TYPE_CHECKING:
 
 FORMATS = ("pdf", "svg", "png")
 _SLOWEST = ("scaling-laws", "reduction-parts", "breakdown", "strong-scaling")
-# Without dates: the same records give the same bytes.
-_METADATA: dict[str, dict[str, Any]] = {
-    "pdf": {"CreationDate": None, "Creator": "scalebench", "Producer": None},
-    "svg": {"Date": None, "Creator": "scalebench"},
-    "png": {"Software": f"scalebench {__version__}"},
-}
 
 
 class Drawn(NamedTuple):
@@ -210,13 +203,14 @@ def drawing(
         OSError: a file cannot be written.
     """
     from scalebench.figures.drawing.canvas import Canvas
+    from scalebench.figures.drawing.files import save
 
     with house_style(style):
         canvas = Canvas(name, style, selection, panels)
         yield canvas
         for page, figure in enumerate(canvas.finish()):
             for file in files:
-                _save(figure, of_page(file, page))
+                save(figure, of_page(file, page))
 
 
 def of_page(file: Path, page: int) -> Path:
@@ -234,21 +228,6 @@ def picture(path: Path, name: str) -> Iterator[Canvas]:
     target = path.resolve()  # a link that the user named is followed
     with writing(path, ""), drawing([target], name) as canvas:
         yield canvas
-
-
-def _save(figure: Any, file: Path) -> None:
-    """Write `figure` without the second drawing of `savefig`."""
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.backends.backend_pdf import FigureCanvasPdf
-    from matplotlib.backends.backend_svg import FigureCanvasSVG
-
-    canvases: dict[str, Any] = {".png": FigureCanvasAgg, ".svg": FigureCanvasSVG, ".pdf": FigureCanvasPdf}
-    suffix, dpi = file.suffix, figure.dpi
-    write = getattr(canvases[suffix](figure), f"print_{suffix[1:]}")
-    fast = {"pil_kwargs": {"compress_level": 4}} if suffix == ".png" else {}
-    with open_own(file, "wb") as stream:
-        write(stream, metadata=_METADATA[suffix[1:]], **fast)
-    figure.dpi = dpi  # vector formats change it
 
 
 @contextlib.contextmanager
