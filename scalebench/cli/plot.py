@@ -10,7 +10,7 @@ from typing import Any
 import rich_click as click
 
 from scalebench.cli.options import completed_study, folder_option, results_argument, selection_of, selection_options
-from scalebench.figures import FORMATS, PlotRequest, plot_folder
+from scalebench.figures import DEFAULT_FORMATS, FORMATS, PlotRequest, plot_folder
 from scalebench.figures.added import parse_added
 from scalebench.figures.place import place_for
 from scalebench.figures.style import CAPTIONS, STYLES, choose_style, parse_width
@@ -50,7 +50,7 @@ def _width(context: click.Context, option: click.Parameter, value: str | None) -
 )
 @folder_option("--output", "plots", "Folder that gets one folder per study.")
 @click.option(
-    "--format", "formats", multiple=True, type=click.Choice(FORMATS), help="Repeatable.  [default: all three]"
+    "--format", "formats", multiple=True, type=click.Choice(FORMATS), help="Repeatable.  [default: pdf, png]"
 )
 def plot(
     results: Path | None,
@@ -65,7 +65,7 @@ def plot(
 ) -> int:
     """Draw the figures of the study in RESULTS (of several the newest; default: results/).
 
-    Each figure is written as PDF, SVG and PNG with its caption (.txt, .tex) and the CSV of the drawn data beside it, to
+    Each figure is written as PDF and PNG with its caption (.txt, .tex) and the CSV of the drawn data beside it, to
     OUTPUT/<study>/; where the figures of other records of that name lie there, to OUTPUT/<study>-2/ and so on.
 
     \b
@@ -76,7 +76,7 @@ def plot(
     selection = selection_of(flags)
     request = PlotRequest(
         figures,
-        formats or FORMATS,
+        formats or DEFAULT_FORMATS,
         choose_style(style, titles=title == "panels", **flags),
         selection,
         panels,

@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from scalebench.figures.drawing.canvas import Canvas
 
 FORMATS = ("pdf", "svg", "png")
+DEFAULT_FORMATS = ("pdf", "png")
 _SLOWEST = ("scaling-laws", "reduction-parts", "breakdown", "strong-scaling")
 
 
@@ -45,7 +46,7 @@ class PlotRequest:
     """Which figures to draw, in which formats and style, and which part of the study and of each figure."""
 
     names: tuple[str, ...] = ()
-    formats: tuple[str, ...] = FORMATS
+    formats: tuple[str, ...] = DEFAULT_FORMATS
     style: Style = REPORT
     selection: Selection = EVERYTHING
     panels: tuple[str, ...] = ()
@@ -84,7 +85,9 @@ class PlotRequest:
         return panel in kind.panels or (len(panel) == 1 and panel in ascii_lowercase[: len(kind.panels)])
 
 
-def plot(results: Results, output: Path, names: Sequence[str] = (), formats: Sequence[str] = FORMATS) -> list[Drawn]:
+def plot(
+    results: Results, output: Path, names: Sequence[str] = (), formats: Sequence[str] = DEFAULT_FORMATS
+) -> list[Drawn]:
     """Write those of the figures `names` that can be drawn to `output/<study>/`; default: the `default_figures`.
 
     Raises:

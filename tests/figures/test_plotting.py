@@ -16,7 +16,7 @@ from PIL import Image
 
 from scalebench.analysis import Results, load, ratios
 from scalebench.errors import ResultsError, UsageError
-from scalebench.figures import PlotRequest, default_figures, describe_figures, figure_names, plot, plot_folder
+from scalebench.figures import FORMATS, PlotRequest, default_figures, describe_figures, figure_names, plot, plot_folder
 from scalebench.figures.base import FIGURES
 from scalebench.figures.drawing.canvas import Canvas
 from scalebench.figures.drawing.panel import tint
@@ -43,7 +43,7 @@ def results(tmp_path_factory) -> Results:
 @pytest.fixture(scope="module")
 def plots(results, tmp_path_factory) -> Path:
     output = tmp_path_factory.mktemp("plots")
-    plot(results, output)
+    plot(results, output, formats=FORMATS)
     return output / "synthetic"
 
 
@@ -65,7 +65,7 @@ def test_every_figure_has_own_file_and_summary():
 SUFFIXES = ("pdf", "svg", "png", "csv", "txt", "tex")
 
 
-def test_figures_are_written_in_three_formats_with_csv(plots):
+def test_figures_are_written_in_all_formats_with_csv(plots):
     names = [name for name in default_figures() if name not in ("weak-scaling", "time-to-target")]
     assert {file.name for file in plots.iterdir()} == {f"{n}.{s}" for n in names for s in SUFFIXES}
     for name in names:
@@ -78,6 +78,7 @@ def test_figures_are_written_in_three_formats_with_csv(plots):
 def test_same_records_give_same_bytes(results, plots, tmp_path):
     plot(results, tmp_path, ["strong-scaling", "breakdown"])
     again = digests(tmp_path / "synthetic")
+    assert {name.partition(".")[2] for name in again} == {"pdf", "png", "csv", "txt", "tex"}
     assert again == {name: digest for name, digest in digests(plots).items() if name in again}
 
 
