@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
@@ -13,10 +12,9 @@ from scalebench.cli.options import completed_study, folder_option, results_argum
 from scalebench.figures import DEFAULT_FORMATS, FORMATS, PlotRequest, plot_folder
 from scalebench.figures.added import parse_added
 from scalebench.figures.place import place_for
+from scalebench.figures.plotting import drawing_jobs
 from scalebench.figures.style import CAPTIONS, STYLES, choose_style, parse_width
 from scalebench.records.folder import timed
-
-_MOST_JOBS = 4  # each holds some 150 MiB
 
 
 def _width(context: click.Context, option: click.Parameter, value: str | None) -> float | None:
@@ -49,9 +47,7 @@ def _width(context: click.Context, option: click.Parameter, value: str | None) -
     help="Draw the curve in a CSV (workers, time_s ...), or the study in a folder, as well; repeatable.",
 )
 @folder_option("--output", "plots", "Folder that gets one folder per study.")
-@click.option(
-    "--format", "formats", multiple=True, type=click.Choice(FORMATS), help="Repeatable.  [default: pdf, png]"
-)
+@click.option("--format", "formats", multiple=True, type=click.Choice(FORMATS), help="Repeatable.  [default: pdf, png]")
 def plot(
     results: Path | None,
     figures: tuple[str, ...],
@@ -82,10 +78,9 @@ def plot(
         panels,
         tuple(parse_added(text) for text in added),
     )
-    jobs = min(_MOST_JOBS, len(os.sched_getaffinity(0)))
     folder = completed_study(results)
     with timed(folder, "plot") if request == PlotRequest() else nullcontext():
-        drawn = plot_folder(folder, output, request, jobs=jobs, place=place_for(folder, output))
+        drawn = plot_folder(folder, output, request, jobs=drawing_jobs(), place=place_for(folder, output))
     for figure in drawn:
         if figure.files:
             endings = ",".join(dict.fromkeys(file.suffix for file in figure.files))

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import contextlib
+import gc
+import os
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
 from functools import cache
-from multiprocessing import forkserver, get_context
+from multiprocessing import get_context
 from pathlib import Path
 from string import ascii_lowercase
 from typing import TYPE_CHECKING, NamedTuple
@@ -28,7 +30,8 @@ if TYPE_CHECKING:
 
 FORMATS = ("pdf", "svg", "png")
 DEFAULT_FORMATS = ("pdf", "png")
-_SLOWEST = ("scaling-laws", "reduction-parts", "breakdown", "strong-scaling")
+_SLOWEST = ("scaling-laws", "breakdown", "convergence", "time-to-target", "reduction-parts")
+_MOST_JOBS = 4  # each holds some 150 MiB
 
 
 class Drawn(NamedTuple):
@@ -113,33 +116,52 @@ def plot_folder(
         UsageError: an unknown figure or panel, or a selected name or count without a completed run.
         ResultsError: none of them can be drawn, or `output` cannot be written.
     """
-    context = get_context("forkserver")  # forking a process with threads is not safe
-    if jobs > 1:
-        context.set_forkserver_preload(["scalebench.figures.drawing.canvas", "scalebench.analysis.laws"])
-        forkserver.ensure_running()  # it imports while this process does
     wanted = request.figures()
     if request.selection != EVERYTHING:
-        request.selection.require(_load(folder))
-    # The slowest figures first, so that all processes end at about the same time.
-    order = sorted(wanted, key=lambda name: _SLOWEST.index(name) if name in _SLOWEST else len(_SLOWEST))
-    work = [(folder, name, output, request, place) for name in order]
+        request.selection.require(loaded(folder))
+    work = [(folder, name, output, request, place) for name in slowest_first(wanted)]
     jobs = min(jobs, len(wanted))
     if jobs == 1:
         drawn = [_load_and_draw(item) for item in work]
     else:
-        with ProcessPoolExecutor(jobs, mp_context=context) as pool:
+        with drawing_processes(jobs, folder) as pool:
             drawn = list(pool.map(_load_and_draw, work))
     drawn.sort(key=lambda figure: wanted.index(figure.name))
     return _some_drawn(drawn, folder)
 
 
+def drawing_jobs() -> int:
+    """Return how many processes may draw at once."""
+    return min(_MOST_JOBS, len(os.sched_getaffinity(0)))
+
+
+def slowest_first(names: Sequence[str]) -> list[str]:
+    """Return the figures `names` in an order in which processes that draw them end at about the same time."""
+    return sorted(names, key=lambda name: _SLOWEST.index(name) if name in _SLOWEST else len(_SLOWEST))
+
+
+def drawing_processes(jobs: int, folder: Path) -> ProcessPoolExecutor:
+    """Return `jobs` processes that draw figures of the records in `folder`.
+
+    They are copies of this one after it has imported and read what all of them need. Threads are not copied, so that
+    this process must have none of its own (those of numpy and Arrow prepare for a copy).
+    """
+    from scalebench.figures.drawing import canvas, files  # noqa: F401 - for all processes
+
+    FIGURES.names()  # imports them
+    loaded(folder)
+    # Short-lived processes need not look for unused cycles of objects, which takes a sixth of the time.
+    return ProcessPoolExecutor(jobs, get_context("fork"), initializer=gc.disable)
+
+
 def _load_and_draw(work: tuple[Path, str, Path, PlotRequest, Path | None]) -> Drawn:
     folder, name, output, request, place = work
-    return _draw(_load(folder), name, output, request, place)
+    return _draw(loaded(folder), name, output, request, place)
 
 
 @cache
-def _load(folder: Path) -> Results:
+def loaded(folder: Path) -> Results:
+    """Return the records in `folder`, read once in each process."""
     from scalebench.analysis import load
 
     return load(folder)
