@@ -8,7 +8,6 @@ import os
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
-from functools import cache
 from multiprocessing import get_context
 from pathlib import Path
 from string import ascii_lowercase
@@ -116,16 +115,19 @@ def plot_folder(
         UsageError: an unknown figure or panel, or a selected name or count without a completed run.
         ResultsError: none of them can be drawn, or `output` cannot be written.
     """
+    from scalebench.analysis import load
+
     wanted = request.figures()
+    results = load(folder)
     if request.selection != EVERYTHING:
-        request.selection.require(loaded(folder))
-    work = [(folder, name, output, request, place) for name in slowest_first(wanted)]
+        request.selection.require(results)
     jobs = min(jobs, len(wanted))
     if jobs == 1:
-        drawn = [_load_and_draw(item) for item in work]
+        drawn = [_draw(results, name, output, request, place) for name in wanted]
     else:
-        with drawing_processes(jobs, folder) as pool:
-            drawn = list(pool.map(_load_and_draw, work))
+        work = [(name, output, request, place) for name in slowest_first(wanted)]
+        with drawing_processes(jobs, results) as pool:
+            drawn = list(pool.map(_draw_shared, work))
     drawn.sort(key=lambda figure: wanted.index(figure.name))
     return _some_drawn(drawn, folder)
 
@@ -140,31 +142,37 @@ def slowest_first(names: Sequence[str]) -> list[str]:
     return sorted(names, key=lambda name: _SLOWEST.index(name) if name in _SLOWEST else len(_SLOWEST))
 
 
-def drawing_processes(jobs: int, folder: Path) -> ProcessPoolExecutor:
-    """Return `jobs` processes that draw figures of the records in `folder`.
+def drawing_processes(jobs: int, results: Results) -> ProcessPoolExecutor:
+    """Return `jobs` processes that draw figures of their `shared_results`, which are `results`.
 
-    They are copies of this one after it has imported and read what all of them need. Threads are not copied, so that
-    this process must have none of its own (those of numpy and Arrow prepare for a copy).
+    They are copies of this process, which has imported and computed what all of them need. Threads are not copied, so
+    that this process must have none of its own; those of numpy and Arrow prepare for a copy.
     """
-    from scalebench.figures.drawing import canvas, files  # noqa: F401 - for all processes
+    from scalebench.analysis import cells
+    from scalebench.figures.drawing import canvas, files  # noqa: F401 - imported for all processes
 
-    FIGURES.names()  # imports them
-    loaded(folder)
-    # Short-lived processes need not look for unused cycles of objects, which takes a sixth of the time.
-    return ProcessPoolExecutor(jobs, get_context("fork"), initializer=gc.disable)
-
-
-def _load_and_draw(work: tuple[Path, str, Path, PlotRequest, Path | None]) -> Drawn:
-    folder, name, output, request, place = work
-    return _draw(loaded(folder), name, output, request, place)
+    FIGURES.names()  # imports the figures
+    if len(results.completed):
+        cells(results)
+    return ProcessPoolExecutor(jobs, get_context("fork"), initializer=_begin, initargs=(results,))
 
 
-@cache
-def loaded(folder: Path) -> Results:
-    """Return the records in `folder`, read once in each process."""
-    from scalebench.analysis import load
+_shared: list[Results] = []  # of a process that draws
 
-    return load(folder)
+
+def _begin(results: Results) -> None:
+    """Prepare a process that draws: it ends soon, and a search for unused objects takes a sixth of its time."""
+    gc.disable()
+    _shared.append(results)
+
+
+def shared_results() -> Results:
+    """Return the records of which this process draws figures."""
+    return _shared[-1]
+
+
+def _draw_shared(work: tuple[str, Path, PlotRequest, Path | None]) -> Drawn:
+    return _draw(shared_results(), *work)
 
 
 def _some_drawn(drawn: list[Drawn], folder: Path) -> list[Drawn]:
