@@ -206,6 +206,18 @@ def test_two_seeds_have_no_interval(tmp_path):
     assert "interval over seeds" not in caption(kept, "convergence")
 
 
+def test_epochs_that_some_repetitions_did_not_evaluate_are_averaged_over_the_others(tmp_path):
+    study = seeds_alone(3)
+    row, (first, last) = study[2]
+    study[2] = (row, [first.model_copy(update={"test_metric": None}), last])
+    kept = keep(tmp_path / "study", study)
+    plot(kept, tmp_path / "plots", ["convergence"], formats=["svg"])
+    drawn = pd.read_csv(next((tmp_path / "plots").rglob("convergence.csv")))
+    drawn = drawn[drawn["panel"].str.endswith("epochs")]
+    assert drawn[["x", "n"]].to_numpy().tolist() == [[1, 2], [2, 3]]
+    assert drawn["y"].tolist() == pytest.approx([0.91, 0.95])
+
+
 def test_legend_names_serial_only_if_drawn(tmp_path, results):
     assert "Serial (one worker) is drawn in every panel." in caption(results, "convergence")
     assert "Serial" not in caption(keep(tmp_path, seeds_alone(3)), "convergence")
