@@ -97,7 +97,7 @@ def _by_epoch(results: Results) -> pd.DataFrame:
     facts = runs[[*_KEY, "oversubscribed", "disturbed"]].groupby(point)
     marks = facts[["oversubscribed", "disturbed"]].any()
     run = object_index(runs["run_id"]).get_indexer(object_index(epochs["run_id"]))
-    measured = epochs[["epoch", "elapsed_s", "test_metric"]].assign(point=point[run])
+    measured = epochs[["epoch", "elapsed_s", "test_metric"]].astype({"epoch": int}).assign(point=point[run])
     measured = measured[(run >= 0) & epochs["test_metric"].notna()].sort_values(["point", "epoch"], kind="stable")
     numbers = measured.groupby(["point", "epoch"]).size()
     begins = numbers.cumsum() - numbers
@@ -117,7 +117,8 @@ def _by_epoch(results: Results) -> pd.DataFrame:
         high=table["high"].clip(upper=most).where(known),
         interval=np.where(known, CONFIDENCE, ""),
     )
-    return facts[_KEY].first().join(marks).merge(table, left_index=True, right_on="point")
+    points = facts[_KEY].first().astype({"workers": int}).join(marks)
+    return points.merge(table, left_index=True, right_on="point")
 
 
 def _spread(counts: list[int], most: int) -> list[int]:
