@@ -33,11 +33,12 @@ def save(figure: Figure, file: Path) -> None:
     Raises:
         OSError: the file cannot be written.
     """
-    kind, dpi = file.suffix, figure.dpi
-    write = getattr(_CANVASES[kind](figure), f"print_{kind[1:]}")
+    kind, dpi, canvas = file.suffix, figure.dpi, figure.canvas
+    own = canvas if isinstance(canvas, _CANVASES[kind]) else _CANVASES[kind](figure)
     with open_own(file, "wb") as stream, _small_fonts():
-        write(stream, metadata=_METADATA[kind], **_FASTER.get(kind, {}))
+        getattr(own, f"print_{kind[1:]}")(stream, metadata=_METADATA[kind], **_FASTER.get(kind, {}))
     figure.dpi = dpi  # vector formats change it
+    figure.set_canvas(canvas)
 
 
 @contextlib.contextmanager
