@@ -9,7 +9,7 @@ from typing import Any
 import rich_click as click
 
 from scalebench.cli.options import completed_study, folder_option, results_argument, selection_of, selection_options
-from scalebench.figures import DEFAULT_FORMATS, FORMATS, PlotRequest, plot_folder
+from scalebench.figures import FORMATS, PlotRequest, plot_folder
 from scalebench.figures.added import parse_added
 from scalebench.figures.place import place_for
 from scalebench.figures.plotting import drawing_jobs
@@ -47,7 +47,13 @@ def _width(context: click.Context, option: click.Parameter, value: str | None) -
     help="Draw the curve in a CSV (workers, time_s ...), or the study in a folder, as well; repeatable.",
 )
 @folder_option("--output", "plots", "Folder that gets one folder per study.")
-@click.option("--format", "formats", multiple=True, type=click.Choice(FORMATS), help="Repeatable.  [default: pdf, png]")
+@click.option(
+    "--format",
+    "formats",
+    multiple=True,
+    type=click.Choice(FORMATS),
+    help="Repeatable.  [default: pdf in print, else png]",
+)
 def plot(
     results: Path | None,
     figures: tuple[str, ...],
@@ -61,8 +67,8 @@ def plot(
 ) -> int:
     """Draw the figures of the study in RESULTS (of several the newest; default: results/).
 
-    Each figure is written as PDF and PNG with its caption (.txt, .tex) and the CSV of the drawn data beside it, to
-    OUTPUT/<study>/; where the figures of other records of that name lie there, to OUTPUT/<study>-2/ and so on.
+    Each figure is written as PNG, or PDF in styles for print, with its caption (.txt, .tex) and the CSV of the drawn
+    data, to OUTPUT/<study>/; where the figures of other records of that name lie there, to OUTPUT/<study>-2/ and so on.
 
     \b
     scalebench plot --style ieee --figure time-reduction --panel allreduce
@@ -72,7 +78,7 @@ def plot(
     selection = selection_of(flags)
     request = PlotRequest(
         figures,
-        formats or DEFAULT_FORMATS,
+        formats,
         choose_style(style, titles=title == "panels", **flags),
         selection,
         panels,

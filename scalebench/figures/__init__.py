@@ -1,10 +1,9 @@
 """Figures of a study, one file each."""
 
 from scalebench.figures.base import default_figures, describe_figures, figure_names
-from scalebench.figures.plotting import DEFAULT_FORMATS, FORMATS, Drawn, PlotRequest, plot, plot_folder
+from scalebench.figures.plotting import FORMATS, Drawn, PlotRequest, plot, plot_folder
 
 __all__ = [
-    "DEFAULT_FORMATS",
     "FORMATS",
     "Drawn",
     "PlotRequest",

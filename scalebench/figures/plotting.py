@@ -28,7 +28,6 @@ if TYPE_CHECKING:
     from scalebench.figures.drawing.canvas import Canvas
 
 FORMATS = ("pdf", "svg", "png")
-DEFAULT_FORMATS = ("pdf", "png")
 _SLOWEST = ("scaling-laws", "breakdown", "convergence", "time-to-target", "reduction-parts")
 _MOST_JOBS = 4  # each holds some 150 MiB
 
@@ -45,10 +44,10 @@ class Drawn(NamedTuple):
 
 @dataclass(frozen=True)
 class PlotRequest:
-    """Which figures to draw, in which formats and style, and which part of the study and of each figure."""
+    """Which figures to draw, in which formats (none: the style's) and style, of which part of a study and of each."""
 
     names: tuple[str, ...] = ()
-    formats: tuple[str, ...] = DEFAULT_FORMATS
+    formats: tuple[str, ...] = ()
     style: Style = REPORT
     selection: Selection = EVERYTHING
     panels: tuple[str, ...] = ()
@@ -87,9 +86,7 @@ class PlotRequest:
         return panel in kind.panels or (len(panel) == 1 and panel in ascii_lowercase[: len(kind.panels)])
 
 
-def plot(
-    results: Results, output: Path, names: Sequence[str] = (), formats: Sequence[str] = DEFAULT_FORMATS
-) -> list[Drawn]:
+def plot(results: Results, output: Path, names: Sequence[str] = (), formats: Sequence[str] = ()) -> list[Drawn]:
     """Write those of the figures `names` that can be drawn to `output/<study>/`; default: the `default_figures`.
 
     Raises:
@@ -202,7 +199,7 @@ def _draw(results: Results, name: str, output: Path, request: PlotRequest, place
 
 def _write(kind: Figure, results: Results, stem: Path, request: PlotRequest) -> list[Path]:
     """Write pictures, caption and, as the last file, the drawn data."""
-    pictures = [stem.with_suffix(f".{suffix}") for suffix in request.formats]
+    pictures = [stem.with_suffix(f".{suffix}") for suffix in request.formats or request.style.formats]
     with drawing(pictures, kind.name, request.style, request.selection, request.panels_of(kind)) as canvas:
         canvas.added = request.added
         kind.draw(results, canvas)

@@ -14,7 +14,7 @@ from matplotlib.ticker import FuncFormatter, MaxNLocator, PercentFormatter
 
 from scalebench.errors import ResultsError, writing
 from scalebench.figures.drawing.canvas import Canvas, Entry
-from scalebench.figures.plotting import DEFAULT_FORMATS, drawing
+from scalebench.figures.plotting import FORMATS, drawing
 from scalebench.system.atomic_write import open_own
 
 _NAME = "prediction-error"
@@ -39,7 +39,7 @@ def write_prediction_error(errors: pd.DataFrame, output: Path) -> list[Path]:
     """
     if errors["linear_s"].isna().all():
         raise ResultsError("nothing to draw: each measurement is at the fewest workers of its strategy")
-    files = [output / f"{_NAME}.{suffix}" for suffix in (*DEFAULT_FORMATS, "csv")]
+    files = [output / f"{_NAME}.{suffix}" for suffix in (*FORMATS, "csv")]
     with writing(output):
         output.mkdir(parents=True, exist_ok=True)
         with drawing(files[:-1], _NAME) as canvas:
