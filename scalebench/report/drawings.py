@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import re
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Hashable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from itertools import islice
-from typing import NamedTuple
+from operator import itemgetter
+from typing import Any, NamedTuple
 
 import pandas as pd
 from markupsafe import Markup
@@ -35,6 +36,7 @@ ORDER = (
 _WIDEST_IN = 4.0  # of a panel: letters of a wider one are too small on a phone
 _KEY_IN = (0.36, 0.15)
 _MOST_SERIES = 16  # in the text of a panel
+_SERIES = ["series", "execution", "quantity"]
 
 
 class Svg(NamedTuple):
@@ -138,22 +140,21 @@ class PanelCanvas(Canvas):
         return Drawing(self.name, summary, [row for row in rows if row[1]], keys, caption)
 
     def _picture(self, panel: Panel, first: Panel) -> Picture:
-        ax = panel.ax
-        title = _title(panel)
+        ax, data = panel.ax, panel.data()
+        title = _title(panel, data)
         ax.set_title("", loc="left")
         if not ax.get_ylabel():  # only the first panel of a row has it
             ax.set_ylabel(first.ax.get_ylabel())
             ax.tick_params(labelleft=True)
         number = self.panels.index(panel)
         svg = Svg(write(ax.get_figure(root=True)), f"{self.name}-{number}-")
-        return Picture(title, describe(panel.data(), ax.get_xlabel(), ax.get_ylabel()), svg)
+        return Picture(title, describe(data, ax.get_xlabel(), ax.get_ylabel()), svg)
 
 
-def _title(panel: Panel) -> str:
-    """Return the full title with its letter."""
+def _title(panel: Panel, data: pd.DataFrame) -> str:
+    """Return the full title with its letter; `data` are those of the panel."""
     drawn = panel.ax.get_title(loc="left")
     letter = re.match(r"\([a-z]\) ", drawn)
-    data = panel.data()
     return (letter[0] if letter else "") + str(data["panel"].iloc[0]) if len(data) else drawn
 
 
@@ -183,23 +184,19 @@ def describe(drawn: pd.DataFrame, x: str, y: str) -> str:
     axes = f"{y or 'value'} against {x or 'workers'}"
     if drawn.empty or "execution" not in drawn:
         return f"{axes}: nothing drawn."
-    series = drawn[drawn["execution"].notna() & drawn["y"].notna()]
-    courses = [
-        _course(key, group.sort_values(_along(group)))
-        for key, group in series.groupby(["series", "execution", "quantity"], sort=False)
-    ]
+    points: dict[tuple[str, ...], list[dict[Hashable, Any]]] = {}
+    for point in drawn.dropna(subset=[*_SERIES, "y"]).to_dict("records"):
+        points.setdefault(tuple(str(point[name]) for name in _SERIES), []).append(point)
+    courses = [_course(key, own) for key, own in points.items()]
     more = f" And {len(courses) - _MOST_SERIES} more series." if len(courses) > _MOST_SERIES else ""
     return f"{axes}. {' '.join(courses[:_MOST_SERIES])}{more}" if courses else f"{axes}: not measured."
 
 
-def _along(group: pd.DataFrame) -> str:
-    return "x" if "x" in group and group["x"].notna().all() else "workers"
-
-
-def _course(key: tuple[object, ...], group: pd.DataFrame) -> str:
-    name, execution, quantity = (str(part) for part in key)
+def _course(key: tuple[str, ...], points: list[dict[Hashable, Any]]) -> str:
+    name, execution, quantity = key
     part = quantity.rpartition(": ")[2] if ": " in quantity else ""
-    along = _along(group)
-    points = group.iloc[[0, -1] if len(group) > 1 else [0]].to_dict("records")
-    course = ", ".join(f"{digits(point['y'])} at {point[along]:.3g}" for point in points)
+    along = "x" if all(pd.notna(point.get("x")) for point in points) else "workers"
+    ordered = sorted(points, key=itemgetter(along))
+    ends = ordered if len(ordered) == 1 else [ordered[0], ordered[-1]]
+    course = ", ".join(f"{digits(point['y'])} at {point[along]:.3g}" for point in ends)
     return f"{name}{f', {part}' if part else ''} ({execution}): {course}."
