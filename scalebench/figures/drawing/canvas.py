@@ -13,6 +13,7 @@ import numpy as np
 import pandas as pd
 from matplotlib import rcParams
 from matplotlib.axes import Axes
+from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure, FigureBase
 from matplotlib.gridspec import GridSpec
 from matplotlib.layout_engine import ConstrainedLayoutEngine
@@ -166,6 +167,7 @@ class Canvas:
     def _new_page(self, panels_in: float) -> Page:
         layout = ConstrainedLayoutEngine(w_pad=0.09 * self.style.scale, h_pad=0.06 * self.style.scale)
         figure = Figure(figsize=(self.style.width_in, 4), layout=layout)
+        FigureCanvasAgg(figure)  # texts that it measures for the layout are not measured again for a PNG
         parts = 3 if self.style.caption == "below" else 2
         bands = figure.add_gridspec(parts, 1)
         strip, *foot = (figure.add_subfigure(bands[row]) for row in range(1, parts))
