@@ -89,7 +89,7 @@ def _script_left_out() -> Iterator[None]:
     multiprocessing imports `__main__` by its spec or file; models and strategies of a study are files of their own.
     """
     names = sys.modules["__main__"].__dict__
-    kept = {name: names.pop(name) for name in ("__spec__", "__file__") if name in names}
+    kept: dict[str, Any] = {name: names.pop(name) for name in ("__spec__", "__file__") if name in names}
     names["__spec__"] = None
     try:
         yield
