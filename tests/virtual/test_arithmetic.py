@@ -155,6 +155,12 @@ def test_models_without_a_batched_form_keep_single_gradients(build, one_batch, r
     assert choice.batched is (not reason)
 
 
+@pytest.mark.parametrize(("choice", "why"), [(Choice(reason="it draws"), "it draws"), (Choice(batched=True), "")])
+def test_why_gradients_are_single_is_a_fact_of_the_run(choice, why, make_run, blobs, machine, monkeypatch):
+    outcome, _ = weights_by(choice, make_run("local_sgd", WORKERS), blobs, machine, monkeypatch)
+    assert outcome.facts.why_single == why
+
+
 def test_choice_is_measured_once_for_a_model_and_batch(make_run, blobs, monkeypatch, tmp_path):
     run = make_run("local_sgd", WORKERS)
     plan = BatchPlan.of(run, WORKERS, 0, blobs)
