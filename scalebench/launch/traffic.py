@@ -49,7 +49,9 @@ def schedules_of(plan: StudyPlan, run: Run, model: torch.nn.Module) -> list[Sche
     """The schedules of the workers of `run`, as virtual runs have them."""
     strategy = registry.create(run.strategy.name, run.strategy.options, "virtual")
     per_node = plan.cluster.node.workers_per_node
-    return record(run, strategy, plan.prepared.plans[run.workers], model, per_node)
+    prepared = plan.prepared
+    shape = prepared.datasets[run.workers].input_shape
+    return record(run, strategy, prepared.plan_of(run), model, per_node, shape)
 
 
 def bytes_of_row(dataset: Dataset, dtype: torch.dtype) -> int:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from itertools import islice
 from types import SimpleNamespace
 from typing import Any
@@ -14,12 +14,14 @@ import torch
 from torch import Tensor
 
 from scalebench.comm.base import Communicator, Server, ServerRule, SharedState
+from scalebench.comm.mesh import Mesh
 from scalebench.data.dataset import Dataset
 from scalebench.data.plan import BatchPlan
 from scalebench.data.shard import Shard, equal_batches
 from scalebench.models.attributes import module_attributes, put_back_attributes
 from scalebench.models.flat import Memory, is_finite, side_by_side, views
 from scalebench.models.metric import loss_for, own_loss, takes_labels
+from scalebench.models.parts import Layer, facts_of, layers_of, module_of
 from scalebench.models.pinning import require_unchanged
 from scalebench.models.registry import build_model
 from scalebench.strategies.base import Batch
@@ -30,6 +32,8 @@ from scalebench.system.random_state import put_back, random_state
 from scalebench.training.initial_weights import load_weights
 from scalebench.training.meters import Meters
 from scalebench.training.optimizers import FlatSgd, build_optimizer, check_optimizer, learning_rate
+from scalebench.training.parts import Assembly
+from scalebench.training.stage import Order, Stage, StageArithmetic, StageFacts, run_backward
 
 _CUT_AT_ONCE = 32  # batches
 
@@ -50,6 +54,9 @@ class Replica:
 
     Weights depend on `run.seed` only, so that all replicas start equal; batches come from the plan; the clock records
     the time of each phase of training.
+
+    A replica of several workers (`mesh`) has one object on each. `world` joins all workers, `replica` those of one
+    model, `comm` those that hold the same part of every model; `rank` and `size` are of `comm`.
     """
 
     def __init__(
@@ -64,36 +71,33 @@ class Replica:
         server: Callable[[ServerRule], Server] | None = None,
         workers_per_node: int | None = None,
         memory: Memory | None = None,
+        mesh: Mesh | None = None,
     ) -> None:
         require_unchanged(run)
-        self.run, self.plan, self.comm, self.clock = run, plan, comm, clock
-        self.rank, self.size, self.epochs, self.seed = comm.rank, comm.size, run.epochs, run.seed
-        self.workers_per_node = min(workers_per_node or comm.size, comm.size)
+        self.run, self.plan, self.clock = run, plan, clock
+        self.mesh = mesh or Mesh(comm.size)
+        self.world = self.comm = self.replica = comm
+        if (parts := self.mesh.parts) > 1:
+            self.replica = comm.split(lambda rank: rank // parts)
+            self.comm = comm.split(lambda rank: rank % parts)
+        self.rank, self.size, self.epochs, self.seed = self.comm.rank, self.comm.size, run.epochs, run.seed
+        self.workers_per_node = max(1, min(workers_per_node or comm.size, comm.size) // parts)
         self.task = dataset.task
         self.device = device or torch.device("cpu")
         self.dtype: torch.dtype = getattr(torch, run.dtype)
-        self.model = build_model(
-            run.model, dataset.input_shape, dataset.outputs, dataset.task, self.dtype, run.seed
-        ).to(self.device)
-        options = check_optimizer(run.optimizer).model_dump()
-        velocities = int(run.optimizer.name == "sgd" and options["momentum"] > 0)
-        self.parameters, self.gradients, velocity = side_by_side(self.model, velocities, memory)
+        self._model_of = (run.model, dataset.input_shape, dataset.outputs, dataset.task, self.dtype, run.seed)
+        self.gives_labels = False
+        self._hold(build_model(*self._model_of).to(self.device), memory)
         if run.init_weights is not None:
             self.parameters.copy_(load_weights(run.init_weights, self.parameters.numel()))
-        self.initial = self.parameters.clone()
-        self._initial_buffers = [buffer.clone() for buffer in self.model.buffers()]
+            self.initial.copy_(self.parameters)
+        self.gives_labels = takes_labels(self.model, dataset.task)
         self.shard = Shard(dataset, plan, self.rank, self.dtype, self.device)
         self.state = SimpleNamespace()
-        self.forward: Callable[..., Any] = self.model
         self.loss = loss_for(dataset.task)
-        self.gives_labels = takes_labels(self.model, dataset.task)
-        self._flat_parameter = torch.nn.Parameter(self.parameters)
-        self._flat_parameter.grad = self.gradients
-        by_layer = run.optimizer.name in BY_LAYER
-        stepped = list(self.model.parameters()) if by_layer else [self._flat_parameter]
-        self.optimizer = build_optimizer(run.optimizer, stepped, run.lr, flat=not by_layer)
-        if isinstance(self.optimizer, FlatSgd) and velocities:
-            self.optimizer.room = velocity
+        self.stage: Stage | None = None  # that this worker holds; None for the whole model
+        self.assembly: Assembly | None = None
+        self._update_share = 1.0
         self._lr, self._lr_is_constant = run.lr, run.lr_policy == "constant"
         self._open_shared, self._open_server = shared, server
         self.last_loss = torch.zeros((), dtype=self.dtype, device=self.device)
@@ -103,6 +107,23 @@ class Replica:
         self.on_batch: Callable[[], None] = lambda: None
         self.meters = Meters(comm.rank, clock, comm)
         self._begin()
+
+    def _hold(self, model: torch.nn.Module, memory: Memory | None = None) -> None:
+        """Set the model that is trained, with flat vectors of its parameters and gradients, and its optimizer."""
+        run, self.model = self.run, model
+        self.forward: Callable[..., Any] = model
+        options = check_optimizer(run.optimizer).model_dump()
+        velocities = int(run.optimizer.name == "sgd" and options["momentum"] > 0)
+        self.parameters, self.gradients, velocity = side_by_side(model, velocities, memory)
+        self.initial = self.parameters.clone()
+        self._initial_buffers = [buffer.clone() for buffer in model.buffers()]
+        self._flat_parameter = torch.nn.Parameter(self.parameters)
+        self._flat_parameter.grad = self.gradients
+        by_layer = run.optimizer.name in BY_LAYER
+        stepped = list(model.parameters()) if by_layer else [self._flat_parameter]
+        self.optimizer = build_optimizer(run.optimizer, stepped, run.lr, flat=not by_layer)
+        if isinstance(self.optimizer, FlatSgd) and velocities:
+            self.optimizer.room = velocity
 
     def _begin(self) -> None:
         self.steps = 0
@@ -153,10 +174,49 @@ class Replica:
 
     def _exchange(self, tensors: list[Tensor]) -> list[Tensor]:
         """Exchange rows. Their bytes are counted, but no synchronisation of replicas."""
-        synchronised = self.comm.collectives
+        counters = (self.comm, self.world)
+        synchronised = [comm.collectives for comm in counters]
         received = self.comm.alltoallv(tensors)
-        self.comm.collectives = synchronised
+        for comm, count in zip(counters, synchronised, strict=True):
+            comm.collectives = count
         return received
+
+    # --- parts of the model -----------------------------------------------------------------------------------
+
+    @cached_property
+    def _layers(self) -> list[Layer]:
+        return layers_of(self.model, str(self.run.model))
+
+    @property
+    def layers(self) -> int:
+        return len(self._layers)
+
+    def take(self, sizes: Sequence[int], order: Order, micro_batches: int) -> None:
+        whole, input_shape = self._layers, self._model_of[1]
+        sample = torch.zeros(2, *input_shape, dtype=self.dtype, device=self.device)
+        facts = StageFacts.of(facts_of(whole, sample), input_shape, sizes, self.mesh.stage_of(self.replica.rank))
+        self.assembly = Assembly(self.model, whole, sizes, self.replica)
+        model = module_of(whole[facts.first : facts.last])
+        model.train(self.model.training)
+        self._hold(model)
+        del self.__dict__["_layers"]  # with the layers of other workers
+        self.state.__dict__.pop("buffers_of_modules", None)
+        compute = StageArithmetic(facts, model, self.loss)
+        self.stage = Stage(facts, order, micro_batches, self.replica, self.mesh, compute, self.parameters)
+        self._update_share = facts.update
+
+    def assembled(self, vector: Tensor | None) -> tuple[Tensor | None, torch.nn.Module]:
+        """Return the vector of a whole model and a model for it, from the `vector` of each part: on part 0, else None.
+
+        Its floating-point buffers are those of the parts. Collective over a replica.
+        """
+        if self.assembly is None or vector is None:
+            return vector, self.model
+        pieces = self.assembly.gather(vector, floating_buffers(self))
+        if pieces is None:
+            return None, self.model
+        model = self.assembly.fill(lambda: build_model(*self._model_of).to(self.device), *pieces)
+        return torch.cat([each.detach().reshape(-1) for each in model.parameters() if each.requires_grad]), model
 
     # --- training ---------------------------------------------------------------------------------------------
 
@@ -171,9 +231,14 @@ class Replica:
         samples = batch.x.shape[0]
         if not add:
             self.gradients.zero_()
+        if self.stage is not None:
+            mean = self.stage.step(batch, weight, self.clock)
+            if mean is not None:
+                self.computed(mean, samples)
+            return
         loss = self.batch_loss(batch)
         self.clock.did(Task.FORWARD, samples)
-        _backward(loss, _scalar(weight, self.dtype, self.device))
+        run_backward(loss, _scalar(weight, self.dtype, self.device))
         self.computed(loss.detach(), samples)
         self.clock.did(Task.BACKWARD, samples)
 
@@ -205,7 +270,7 @@ class Replica:
         self.settle_rate()
         self.optimizer.step()
         self.steps += 1
-        self.clock.did(Task.UPDATE)
+        self.clock.did(Task.UPDATE, share=self._update_share)
 
     def adopt(self, weights: Tensor) -> None:
         self.parameters.copy_(weights)
@@ -280,13 +345,22 @@ class Replica:
         elapsed = self.clock.elapsed()
         with self.clock.paused():
             # Replicas that agree are equal: if one's weights are not finite, every worker finds that here.
-            poisoned = agreed is True and not is_finite(self.parameters)
+            poisoned = agreed is True and not self.is_finite()
             self.meters.close_epoch(epoch, elapsed, self._mean_loss(), poisoned_everywhere=poisoned)
             self._forget_losses()
             if agreed is not None and self.evaluates(epoch):
                 self.keep(epoch, elapsed, agreed)
             if self.on_epoch is not None:
                 self.on_epoch(epoch)
+
+    def is_finite(self) -> bool:
+        """Return True if all weights of the model are finite, of which others may hold parts. Collective then."""
+        finite = is_finite(self.parameters)
+        if self.assembly is None:
+            return finite
+        flag = self.parameters.new_full((1,), float(finite))
+        self.replica.allreduce_(flag, "min")
+        return bool(flag)
 
     def _mean_loss(self) -> float | None:
         """Return the mean loss of the epoch's samples; None without a batch (a late worker, an unselected client)."""
@@ -315,15 +389,6 @@ class Replica:
 
     def _statistics(self) -> list[Tensor]:
         return [buffer.clone() for buffer in floating_buffers(self)]
-
-
-def _backward(loss: Tensor, weight: Tensor) -> None:
-    """Compute `(weight * loss).backward()` without the product and without the checks of `loss.backward(weight)`.
-
-    The checks load half of torch's compiler (0.5 s) and take a tenth of a small model's backward pass.
-    """
-    engine = torch.autograd.Variable._execution_engine
-    engine.run_backward((loss,), (weight,), False, False, (), allow_unreachable=True, accumulate_grad=True)
 
 
 @lru_cache(maxsize=256)

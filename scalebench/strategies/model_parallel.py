@@ -1,0 +1,66 @@
+"""Models whose layers are placed on several workers, one of which works at a time."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import ClassVar, Literal
+
+from pydantic import Field, PositiveInt, model_validator
+
+from scalebench.comm.mesh import Mesh
+from scalebench.errors import StudyError
+from scalebench.strategies.base import Move
+from scalebench.strategies.parts import PartsOfModel
+from scalebench.strategies.registry import register
+from scalebench.strategies.traits import Traits
+
+Balance = Literal["even"] | list[PositiveInt]
+
+
+@register()
+class ModelParallel(PartsOfModel):
+    """The whole batch forward through stages 0 .. m - 1, then backward through m - 1 .. 0.
+
+    One stage works at a time: m workers hold one model, and are no faster than one. With K workers K / m replicas
+    average the gradients of each stage after every batch. A layer has parameters; what follows it without is a part of
+    it.
+    """
+
+    stages: int = Field(2, ge=2, le=65536, description="workers that hold a replica, each with consecutive layers")
+    balance: Balance = Field(
+        "even", description="layers with parameters on each stage: equally many, or a list of their numbers"
+    )
+
+    name: ClassVar[str] = "model_parallel"
+    summary: ClassVar[str] = "layers placed on several workers, one of which works at a time"
+    source: ClassVar[str] = "placement of layers, as in Dean et al., NeurIPS 2012"
+
+    @model_validator(mode="after")
+    def _one_number_a_stage(self) -> ModelParallel:
+        if self.balance != "even" and len(self.balance) != self.stages:
+            raise ValueError(
+                f"balance: {len(self.balance)} numbers of layers for {self.stages} stages; give one for each"
+            )
+        return self
+
+    def replica(self) -> Mesh:
+        return Mesh(pipeline=self.stages)
+
+    def place(self, layers: int, stages: int) -> Sequence[int]:
+        return super().place(layers, stages) if self.balance == "even" else self.balance
+
+    def require_layers(self, layers: int, mesh: Mesh) -> None:
+        super().require_layers(layers, mesh)
+        if self.balance != "even" and sum(self.balance) != layers:
+            raise StudyError(
+                f"strategy {self.name}: option 'balance': {self.balance} places {sum(self.balance)} layers, and the "
+                f"model has {layers} with parameters; the numbers have to add up to these"
+            )
+
+    def order(self, stage: int, stages: int, micro_batches: int) -> Iterator[Move]:
+        yield Move(forward=True, micro_batch=0)
+        yield Move(forward=False, micro_batch=0)
+
+    @property
+    def traits(self) -> Traits:
+        return self.repeated()
