@@ -39,6 +39,7 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "fedavg": {"fraction": 0.5},
     "fedprox": {"fraction": 0.5},
     "hierarchical_local_sgd": {"groups": {2: 2, 4: 6}},
+    "hybrid": {"tensor": 2, "micro_batches": 3},
     "local_sgd": {"steps": 4},
     "pipeline": {"stages": 4, "micro_batches": 6},
     "post_local_sgd": {"start": 6, "steps": 4},

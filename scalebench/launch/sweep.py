@@ -7,7 +7,7 @@ import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import accumulate
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -21,6 +21,9 @@ from scalebench.strategies.base import Setting
 from scalebench.study.heterogeneity import VirtualOptions
 from scalebench.study.jitter import STATED
 from scalebench.study.spec import ADAMW_DECAY, Component, Execution, Run, Study, Training, slug
+
+if TYPE_CHECKING:
+    from scalebench.models.parts import Layer
 
 # Keys that do not change a run's result: changing them repeats no run.
 _NOT_HASHED = {
@@ -170,7 +173,7 @@ def strategy_warnings(
     steps: Mapping[int, int] | None = None,
     shapes: Sequence[tuple[int, ...]] | None = None,
     without_gradient: Sequence[str] = (),
-    layers: int | None = None,
+    layers: Sequence[Layer] | None = None,
 ) -> list[str]:
     """Warnings of the strategies of `points`, each with the worker counts that it concerns unless these are all.
 

@@ -9,10 +9,11 @@ from __future__ import annotations
 
 import inspect
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from itertools import accumulate, pairwise
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -21,6 +22,7 @@ from torch.utils._pytree import tree_leaves
 
 from scalebench.errors import ModelError
 
+_T = TypeVar("_T")
 _SAMPLES = 2  # of a trial
 
 
@@ -107,21 +109,20 @@ def facts_of(layers: Sequence[Layer], x: Tensor) -> list[LayerFacts]:
     alone.
     """
     samples, found = len(x), []
-    with torch.no_grad(), _evaluating(layers):
+    modules = [module for layer in layers for module in layer.modules]
+    with torch.no_grad(), evaluating(modules):
         for place, layer in enumerate(layers):
-            counter: Any = _Work()  # type: ignore[no-untyped-call]
-            with counter:
-                x = _through(layer, x)
-            work = counter.amount / samples
+            x, work = counted(partial(_through, layer, x))
+            work /= samples
             parameters = sum(parameter.numel() for parameter in layer.parameters)
             found.append(LayerFacts(layer.name, parameters, tuple(x.shape[1:]), work, work * (2 if place else 1)))
     return found
 
 
 @contextmanager
-def _evaluating(layers: Sequence[Layer]) -> Iterator[None]:
-    """Set the modules of layers to evaluation mode, in which no statistics change."""
-    modes = [(inner, inner.training) for layer in layers for module in layer.modules for inner in module.modules()]
+def evaluating(modules: Sequence[nn.Module]) -> Iterator[None]:
+    """Set modules to evaluation mode, in which no statistics change."""
+    modes = [(inner, inner.training) for module in modules for inner in module.modules()]
     for inner, _ in modes:
         inner.training = False
     try:
@@ -135,6 +136,14 @@ def _through(layer: Layer, x: Tensor) -> Tensor:
     for module in layer.modules:
         x = module(x)
     return x
+
+
+def counted(operation: Callable[[], _T]) -> tuple[_T, float]:
+    """Return what an operation returns, and its floating-point operations."""
+    counter: Any = _Work()  # type: ignore[no-untyped-call]
+    with counter:
+        made = operation()
+    return made, counter.amount
 
 
 class _Work(TorchDispatchMode):  # type: ignore[no-untyped-call]
@@ -164,8 +173,8 @@ def _per_element(operation: str, args: Any) -> float:
     return 1.0
 
 
-def require_cut(model: nn.Module, name: str, input_shape: tuple[int, ...]) -> int:
-    """Return the number of layers of a model whose layers, one after the other, compute what it does.
+def require_cut(model: nn.Module, name: str, input_shape: tuple[int, ...]) -> list[Layer]:
+    """Return the layers of a model, which compute one after the other what it does.
 
     Raises:
         ModelError: they do not, or it is no sequence; the message says where it fails.
@@ -173,7 +182,7 @@ def require_cut(model: nn.Module, name: str, input_shape: tuple[int, ...]) -> in
     layers = layers_of(model, name)
     x = torch.linspace(-1, 1, _SAMPLES * math.prod(input_shape), dtype=next(model.parameters()).dtype)
     x = made = x.view(_SAMPLES, *input_shape)
-    with torch.no_grad(), _evaluating(layers):
+    with torch.no_grad(), evaluating([model]):
         for layer in layers:
             try:
                 made = _through(layer, made)
@@ -196,7 +205,7 @@ def require_cut(model: nn.Module, name: str, input_shape: tuple[int, ...]) -> in
             f"model {name}: cannot be cut: its layers one after the other do not compute what its forward does; "
             "layers() has to return all modules, in order"
         )
-    return len(layers)
+    return layers
 
 
 def _described(made: Any) -> str:
@@ -206,8 +215,3 @@ def _described(made: Any) -> str:
 def bounds_of(sizes: Sequence[int]) -> list[tuple[int, int]]:
     """Return the first layer of each stage, and that behind its last one."""
     return list(pairwise([0, *accumulate(sizes)]))
-
-
-def module_of(layers: Sequence[Layer]) -> nn.Sequential:
-    """Return one module of consecutive layers."""
-    return nn.Sequential(*(module for layer in layers for module in layer.modules))

@@ -22,8 +22,9 @@ from scalebench.comm.mesh import Mesh
 from scalebench.data.dataset import Dataset
 from scalebench.data.plan import BatchPlan
 from scalebench.data.shard import equal_batches
-from scalebench.models.parts import Layer, LayerFacts, facts_of, layers_of
+from scalebench.models.parts import Layer, layers_of
 from scalebench.models.registry import build_model
+from scalebench.models.sharding import held_by
 from scalebench.pricing.recorders import RecordingClock, RecordingCommunicator, RecordingServer, RecordingShared
 from scalebench.pricing.schedule import Event, RankGroups, Schedule
 from scalebench.strategies.base import Batch, Strategy
@@ -33,7 +34,7 @@ from scalebench.system.random_state import drawn_since, random_state, seeded, wo
 from scalebench.training.loop import train
 from scalebench.training.meters import Meters
 from scalebench.training.optimizers import build_optimizer
-from scalebench.training.stage import Order, Stage, StageFacts, StageShapes
+from scalebench.training.stage import Order, Stage, StageShapes, sizes_of
 
 _META_MODELS: dict[str, torch.nn.Module] = {}  # the last one, by its parts
 _STATES: dict[str, dict[str, Tensor]] = {}  # of optimizers after a step
@@ -140,6 +141,7 @@ class RecordingWorker:
         self._workers_per_node = max(1, min(workers_per_node, comm.size) // parts)
         self.stage: Stage | None = None
         self._update_share = 1.0
+        self._loss_is_elsewhere = False
         self.model: Any = model
         numbers = _trainable_numbers(model)
         self.dtype: torch.dtype = getattr(torch, run.dtype)
@@ -178,6 +180,9 @@ class RecordingWorker:
     def last_loss(self) -> Tensor:
         """A loss that halves with each epoch; the schedule then depends on it."""
         self._reads("loss")
+        if self._loss_is_elsewhere:
+            self.replica.broadcast_(self.parameters.new_empty(()), root=self.replica.size - 1)
+            self._loss_is_elsewhere = False
         return torch.full((), 0.5**self._epochs_done, dtype=self.dtype)
 
     @property
@@ -238,14 +243,18 @@ class RecordingWorker:
         return len(_layers_of(self.model, str(self.run.model)))
 
     def take(self, sizes: Sequence[int], order: Order, micro_batches: int) -> None:
-        found = _facts(self.model, str(self.run.model), self._input_shape, self.dtype)
-        facts = StageFacts.of(found, self._input_shape, sizes, self.mesh.stage_of(self.replica.rank))
-        numbers = sum(each.parameters for each in found[facts.first : facts.last])
+        mesh, replica, tensor = self.mesh, self.replica, self.mesh.tensor
+        whole, sample = self.parameters.numel(), torch.empty(2, *self._input_shape, dtype=self.dtype, device="meta")
+        layers = _layers_of(self.model, str(self.run.model))
+        held = held_by(layers, sizes, mesh, replica.rank, str(self.run.model))
+        facts, segments = sizes_of(layers, held, sizes, mesh, replica.rank, sample)
+        numbers = _trainable_numbers(held.model)
         self.parameters = torch.empty(numbers, dtype=self.dtype, device="meta")
         self.gradients = self.parameters.clone()
-        compute = StageShapes(facts, self.parameters)
-        self.stage = Stage(facts, order, micro_batches, self.replica, self.mesh, compute, self.parameters)
-        self._update_share = facts.update
+        sharing = replica.split(lambda rank: rank // tensor) if tensor > 1 else replica
+        compute = StageShapes(facts, segments, sharing, self.parameters)
+        self.stage = Stage(facts, order, micro_batches, replica, mesh, compute)
+        self._update_share = numbers / whole
 
     def is_finite(self) -> bool:
         return True
@@ -253,6 +262,7 @@ class RecordingWorker:
     def gradient(self, batch: Batch, weight: float = 1.0, *, add: bool = False) -> None:
         if self.stage is not None:
             self.stage.step(batch, weight, self.clock)
+            self._loss_is_elsewhere = self.mesh.pipeline > 1
             return
         samples = batch.x.shape[0]
         self.clock.did(Task.FORWARD, samples)
@@ -328,11 +338,6 @@ def _state_after_step(optimizer: Component) -> dict[str, Tensor]:
 @lru_cache(maxsize=2)
 def _layers_of(model: torch.nn.Module, name: str) -> list[Layer]:
     return layers_of(model, name)
-
-
-@lru_cache(maxsize=2)
-def _facts(model: torch.nn.Module, name: str, input_shape: tuple[int, ...], dtype: torch.dtype) -> list[LayerFacts]:
-    return facts_of(_layers_of(model, name), torch.empty(2, *input_shape, dtype=dtype, device="meta"))
 
 
 @lru_cache(maxsize=2)

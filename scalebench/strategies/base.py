@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     import torch
     from torch import Tensor
 
+    from scalebench.models.parts import Layer
     from scalebench.study.spec import Training
 
 
@@ -190,7 +191,7 @@ class Setting:
     steps: int | None = None  # of an epoch; None until the data are partitioned
     shapes: Sequence[tuple[int, ...]] | None = None  # of the model's parameters; None until it is built
     without_gradient: Sequence[str] = ()  # names of parameters that get none in some step
-    layers: int | None = None  # into which the model can be cut; None until it is built
+    layers: Sequence[Layer] | None = None  # into which the model can be cut; None until it is built
 
 
 class Strategy(Choice):

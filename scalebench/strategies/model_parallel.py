@@ -8,9 +8,8 @@ from typing import ClassVar, Literal
 from pydantic import Field, PositiveInt, model_validator
 
 from scalebench.comm.mesh import Mesh
-from scalebench.errors import StudyError
 from scalebench.strategies.base import Move
-from scalebench.strategies.parts import PartsOfModel
+from scalebench.strategies.parts import PartsOfModel, whole_batch
 from scalebench.strategies.registry import register
 from scalebench.strategies.traits import Traits
 
@@ -49,17 +48,8 @@ class ModelParallel(PartsOfModel):
     def place(self, layers: int, stages: int) -> Sequence[int]:
         return super().place(layers, stages) if self.balance == "even" else self.balance
 
-    def require_layers(self, layers: int, mesh: Mesh) -> None:
-        super().require_layers(layers, mesh)
-        if self.balance != "even" and sum(self.balance) != layers:
-            raise StudyError(
-                f"strategy {self.name}: option 'balance': {self.balance} places {sum(self.balance)} layers, and the "
-                f"model has {layers} with parameters; the numbers have to add up to these"
-            )
-
     def order(self, stage: int, stages: int, micro_batches: int) -> Iterator[Move]:
-        yield Move(forward=True, micro_batch=0)
-        yield Move(forward=False, micro_batch=0)
+        return whole_batch()
 
     @property
     def traits(self) -> Traits:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, ClassVar
 
@@ -12,13 +12,32 @@ from scalebench.errors import StudyError
 from scalebench.strategies.allreduce import Allreduce
 from scalebench.strategies.base import Batch, Move, Setting, Strategy, Synchronisation, Worker
 from scalebench.strategies.traits import Traits
+from scalebench.study.spec import BY_LAYER
 
 if TYPE_CHECKING:
     from torch import Tensor
 
+    from scalebench.models.parts import Layer
+
+
+def whole_batch() -> Iterator[Move]:
+    """Yield the moves of a stage that works on a whole batch."""
+    yield Move(forward=True, micro_batch=0)
+    yield Move(forward=False, micro_batch=0)
+
+
+def with_forwards_ahead(ahead: int, micro_batches: int) -> Iterator[Move]:
+    """Yield `ahead` forwards, then a backward and a forward in turn, then the other backwards."""
+    for place in range(ahead):
+        yield Move(forward=True, micro_batch=place)
+    for place in range(micro_batches):
+        yield Move(forward=False, micro_batch=place)
+        if ahead + place < micro_batches:
+            yield Move(forward=True, micro_batch=ahead + place)
+
 
 class PartsOfModel(Strategy):
-    """Replicas whose layers are placed on `stages` workers; replicas average the gradients of each part, as allreduce.
+    """Replicas of several workers, which do with each part what allreduce does with whole models.
 
     Strategies differ in where layers go (`place`) and in the order in which micro-batches move (`order`).
     """
@@ -108,6 +127,12 @@ class PartsOfModel(Strategy):
             raise StudyError(
                 f"strategy {self.name}: {pieces} micro-batches do not divide {of} {batch}; use a divisor of {batch}"
             )
+        optimizer = setting.training.optimizer.name
+        if mesh.tensor > 1 and optimizer in BY_LAYER:
+            raise StudyError(
+                f"strategy {self.name}: optimizer {optimizer} takes the norms of whole layers, of which a worker holds "
+                "a share; use sgd, adam or adamw"
+            )
         if setting.layers is not None:
             self.require_layers(setting.layers, mesh)
         return [
@@ -115,14 +140,26 @@ class PartsOfModel(Strategy):
             f"serial at a global batch of {batch * mesh.data}"
         ]
 
-    def require_layers(self, layers: int, mesh: Mesh) -> None:
-        """Refuse a model with fewer layers than stages.
+    def require_layers(self, layers: Sequence[Layer], mesh: Mesh) -> None:
+        """Check that the layers of a model can be placed on the workers of a replica.
 
         Raises:
-            StudyError: it has.
+            StudyError: there are fewer than stages, or others than were stated.
+            ModelError: one cannot be divided among the workers of a stage.
         """
-        if layers < mesh.pipeline:
+        count = len(layers)
+        if count < mesh.pipeline:
             raise StudyError(
-                f"strategy {self.name}: {mesh.pipeline} stages for a model of {layers} layers with parameters; use at "
-                f"most {layers} stages"
+                f"strategy {self.name}: {mesh.pipeline} stages for a model of {count} layers with parameters; use at "
+                f"most {count} stages"
             )
+        sizes = self.place(count, mesh.pipeline)
+        if sum(sizes) != count:
+            raise StudyError(
+                f"strategy {self.name}: option 'balance': {list(sizes)} places {sum(sizes)} layers, and the model has "
+                f"{count} with parameters; the numbers have to add up to these"
+            )
+        from scalebench.models.sharding import held_by
+
+        for part in range(0, mesh.parts, mesh.tensor):
+            held_by(layers, sizes, mesh, part, "of the study")

@@ -9,6 +9,7 @@ from pydantic import Field, model_validator
 
 from scalebench.strategies.base import Move
 from scalebench.strategies.model_parallel import ModelParallel
+from scalebench.strategies.parts import with_forwards_ahead
 from scalebench.strategies.registry import register
 from scalebench.strategies.traits import Traits
 
@@ -46,12 +47,7 @@ class Pipeline(ModelParallel):
 
     def order(self, stage: int, stages: int, micro_batches: int) -> Iterator[Move]:
         ahead = micro_batches if self.schedule == "gpipe" else min(micro_batches, stages - stage)
-        for place in range(ahead):
-            yield Move(forward=True, micro_batch=place)
-        for place in range(micro_batches):
-            yield Move(forward=False, micro_batch=place)
-            if ahead + place < micro_batches:
-                yield Move(forward=True, micro_batch=ahead + place)
+        return with_forwards_ahead(ahead, micro_batches)
 
     @property
     def traits(self) -> Traits:

@@ -21,9 +21,10 @@ from scalebench.data.shard import Shard, equal_batches
 from scalebench.models.attributes import module_attributes, put_back_attributes
 from scalebench.models.flat import Memory, is_finite, side_by_side, views
 from scalebench.models.metric import loss_for, own_loss, takes_labels
-from scalebench.models.parts import Layer, facts_of, layers_of, module_of
+from scalebench.models.parts import Layer, layers_of
 from scalebench.models.pinning import require_unchanged
 from scalebench.models.registry import build_model
+from scalebench.models.sharding import held_by
 from scalebench.strategies.base import Batch
 from scalebench.strategies.replica_state import floating_buffers
 from scalebench.study.spec import BY_LAYER, Run
@@ -33,7 +34,7 @@ from scalebench.training.initial_weights import load_weights
 from scalebench.training.meters import Meters
 from scalebench.training.optimizers import FlatSgd, build_optimizer, check_optimizer, learning_rate
 from scalebench.training.parts import Assembly
-from scalebench.training.stage import Order, Stage, StageArithmetic, StageFacts, run_backward
+from scalebench.training.stage import Order, Stage, StageArithmetic, run_backward, sizes_of
 
 _CUT_AT_ONCE = 32  # batches
 
@@ -87,7 +88,7 @@ class Replica:
         self.dtype: torch.dtype = getattr(torch, run.dtype)
         self._model_of = (run.model, dataset.input_shape, dataset.outputs, dataset.task, self.dtype, run.seed)
         self.gives_labels = False
-        self._hold(build_model(*self._model_of).to(self.device), memory)
+        self._hold(self._built(), memory)
         if run.init_weights is not None:
             self.parameters.copy_(load_weights(run.init_weights, self.parameters.numel()))
             self.initial.copy_(self.parameters)
@@ -98,9 +99,10 @@ class Replica:
         self.stage: Stage | None = None  # that this worker holds; None for the whole model
         self.assembly: Assembly | None = None
         self._update_share = 1.0
+        self._loss_is_elsewhere = False
         self._lr, self._lr_is_constant = run.lr, run.lr_policy == "constant"
         self._open_shared, self._open_server = shared, server
-        self.last_loss = torch.zeros((), dtype=self.dtype, device=self.device)
+        self._last_loss = torch.zeros((), dtype=self.dtype, device=self.device)
         self._losses: list[Tensor] = []  # mean losses () or (m,) of batches of the current epoch
         self._samples: list[int] = []  # of these batches
         self.on_epoch: Callable[[int], None] | None = None
@@ -192,18 +194,24 @@ class Replica:
         return len(self._layers)
 
     def take(self, sizes: Sequence[int], order: Order, micro_batches: int) -> None:
-        whole, input_shape = self._layers, self._model_of[1]
-        sample = torch.zeros(2, *input_shape, dtype=self.dtype, device=self.device)
-        facts = StageFacts.of(facts_of(whole, sample), input_shape, sizes, self.mesh.stage_of(self.replica.rank))
-        self.assembly = Assembly(self.model, whole, sizes, self.replica)
-        model = module_of(whole[facts.first : facts.last])
-        model.train(self.model.training)
-        self._hold(model)
+        mesh, replica, whole = self.mesh, self.replica, self.parameters.numel()
+        held = held_by(self._layers, sizes, mesh, replica.rank, str(self.run.model))
+        facts, segments = sizes_of(self._layers, held, sizes, mesh, replica.rank, self._sample())
+        self.assembly = Assembly(self._built, sizes, mesh, replica, str(self.run.model))
+        self._hold(held.model.train(self.model.training))
         del self.__dict__["_layers"]  # with the layers of other workers
         self.state.__dict__.pop("buffers_of_modules", None)
-        compute = StageArithmetic(facts, model, self.loss)
-        self.stage = Stage(facts, order, micro_batches, self.replica, self.mesh, compute, self.parameters)
-        self._update_share = facts.update
+        tensor = mesh.tensor
+        sharing = replica.split(lambda rank: rank // tensor) if tensor > 1 else replica
+        compute = StageArithmetic(facts, held.segments, segments, self.loss, sharing, self.parameters)
+        self.stage = Stage(facts, order, micro_batches, replica, mesh, compute)
+        self._update_share = self.parameters.numel() / whole
+
+    def _built(self) -> torch.nn.Module:
+        return build_model(*self._model_of).to(self.device)
+
+    def _sample(self) -> Tensor:
+        return torch.zeros(2, *self._model_of[1], dtype=self.dtype, device=self.device)
 
     def assembled(self, vector: Tensor | None) -> tuple[Tensor | None, torch.nn.Module]:
         """Return the vector of a whole model and a model for it, from the `vector` of each part: on part 0, else None.
@@ -212,10 +220,9 @@ class Replica:
         """
         if self.assembly is None or vector is None:
             return vector, self.model
-        pieces = self.assembly.gather(vector, floating_buffers(self))
-        if pieces is None:
+        model = self.assembly.gather(vector, floating_buffers(self))
+        if model is None:
             return None, self.model
-        model = self.assembly.fill(lambda: build_model(*self._model_of).to(self.device), *pieces)
         return torch.cat([each.detach().reshape(-1) for each in model.parameters() if each.requires_grad]), model
 
     # --- training ---------------------------------------------------------------------------------------------
@@ -235,22 +242,31 @@ class Replica:
             mean = self.stage.step(batch, weight, self.clock)
             if mean is not None:
                 self.computed(mean, samples)
+            self._loss_is_elsewhere = self.mesh.pipeline > 1
             return
         loss = self.batch_loss(batch)
         self.clock.did(Task.FORWARD, samples)
-        run_backward(loss, _scalar(weight, self.dtype, self.device))
+        run_backward((loss,), (_scalar(weight, self.dtype, self.device),))
         self.computed(loss.detach(), samples)
         self.clock.did(Task.BACKWARD, samples)
 
+    @property
+    def last_loss(self) -> Tensor:
+        """The mean loss () of the latest batch; of a pipeline its last stage has it, and sends it when it is read."""
+        if self._loss_is_elsewhere:
+            self.replica.broadcast_(self._last_loss, root=self.replica.size - 1)
+            self._loss_is_elsewhere = False
+        return self._last_loss
+
     def computed(self, loss: Tensor, samples: int) -> None:
         """Record the mean loss () of a batch whose gradient has been computed."""
-        self.last_loss = loss
+        self._last_loss = loss
         self._losses.append(loss)  # a sum here would cost as much as three laps
         self._samples.append(samples)
 
     def computed_several(self, losses: Tensor, samples: Sequence[int]) -> None:
         """Record the mean losses (m,) of consecutive batches."""
-        self.last_loss = losses[-1]
+        self._last_loss = losses[-1]
         self._losses.append(losses)
         self._samples.extend(samples)
 
@@ -337,7 +353,7 @@ class Replica:
             for buffer, value in zip(self.model.buffers(), self._initial_buffers, strict=True):
                 buffer.copy_(value)
         self.gradients.zero_()
-        self.last_loss = torch.zeros((), dtype=self.dtype, device=self.device)
+        self._last_loss = torch.zeros((), dtype=self.dtype, device=self.device)
         self.reset_optimizer()
         self._begin()
 

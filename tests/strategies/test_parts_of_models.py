@@ -3,21 +3,28 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
+from torch import nn
 
-from scalebench.errors import StudyError
+from scalebench.errors import ModelError, StudyError
+from scalebench.models.parts import layers_of
 from scalebench.strategies import registry
 from scalebench.virtual.engine import simulate
 from tests.conftest import setting, some
 from tests.strategies.parts_case import images, trained_alone
 from tests.strategies.test_native_equality import launched, native_runs
 
-CONVOLUTIONAL = f"{Path(__file__).parent / 'models' / 'convolutional.py'}:build"
-MODELS = {"mlp": {"mlp": {"hidden": [6, 7, 5]}}, "convolutional": CONVOLUTIONAL}
+FOLDER = Path(__file__).parent / "models"
+MODELS = {
+    "mlp": {"mlp": {"hidden": [8, 12, 4]}},
+    "convolutional": f"{FOLDER / 'convolutional.py'}:build",
+    "transformer": f"{FOLDER / 'vision_transformer.py'}:build",
+}
 EXACT = {"atol": 1e-12, "rtol": 0}  # float64, weights of order 1
 
 # strategy, workers, replicas, micro-batches
@@ -30,7 +37,20 @@ CASES = [
     ({"pipeline": {"stages": 3, "micro_batches": 4, "balance": [2, 1, 1]}}, 3, 1, 4),
     ({"pipeline": {"stages": 4, "micro_batches": 8}}, 4, 1, 8),
     ({"pipeline": {"stages": 4, "micro_batches": 4, "schedule": "gpipe"}}, 8, 2, 4),
+    ("tensor", 2, 1, 1),
+    ("tensor", 6, 3, 1),
+    ({"tensor": {"degree": 4}}, 4, 1, 1),
+    ({"hybrid": {"tensor": 2}}, 4, 1, 4),
+    ({"hybrid": {"data": 2, "tensor": 2, "schedule": "gpipe", "micro_batches": 2}}, 8, 2, 2),
+    ({"hybrid": {"data": 2, "pipeline": 1, "tensor": 2}}, 4, 2, 1),
 ]
+ON_RANKS = {  # by place in CASES
+    "mlp": [1, 2, 5, 10],
+    "convolutional": [3, 6, 8, 13],
+    "transformer": [2, 8, 11],
+}
+WITHIN = ["allreduce", {"local_sgd": {"steps": 3, "optimizer_state": "average"}}, {"slowmo": {"steps": 4}}]
+WITHIN += [{"diloco": {"steps": 4}}, {"daso-heat": {"devices_per_node": 1, "warm_up_epochs": 1, "cool_down_epochs": 0}}]
 
 
 @pytest.fixture(scope="module")
@@ -65,24 +85,36 @@ def test_the_last_batch_may_have_fewer_samples_than_micro_batches(play, make_run
     torch.testing.assert_close(weights["final"], trained_alone(make_run(**values), patterns, 1, 95), **EXACT)
 
 
+@pytest.mark.parametrize("within", WITHIN, ids=str)
+def test_replicas_in_parts_agree_as_whole_ones_do(play, patterns, within):
+    values = {"data": patterns, "model": MODELS["mlp"], "optimizer": {"sgd": {"momentum": 0.9}}, "epochs": 3}
+    _, whole = play(within, 2, **values)
+    _, parts = play({"hybrid": {"tensor": 2, "micro_batches": 2, "within": within}}, 8, **values)
+    torch.testing.assert_close(parts["final"], whole["final"], **EXACT)
+    assert (parts["final"] - parts["initial"]).abs().max() > 0.01
+
+
 @pytest.mark.parametrize("engine", some(["mpi", "gloo"], "mpi"))
 def test_real_ranks_train_as_virtual_workers_and_whole_models_do(make_run, patterns, machine, tmp_path, engine):
     """On 2, 3 and 4 ranks: weights, bytes and metrics."""
     runs, expected = [], {}
-    for model, spec in MODELS.items():
-        for place, (strategy, workers, replicas, pieces) in enumerate(CASES):
-            if workers <= 4:
-                named = {f"{model}-{place}": balanced(strategy, model)}
-                (run,) = native_runs(engine, named, make_run, counts=(workers,), model=spec)
-                run = run.model_copy(update={"batch_per_worker": 8})
-                runs.append(run)
-                expected[run.run_id] = replicas, pieces
+    for model, places in ON_RANKS.items():
+        for place in places:
+            strategy, workers, replicas, pieces = CASES[place]
+            named = {f"{model}-{place}": balanced(strategy, model)}
+            (run,) = native_runs(engine, named, make_run, counts=(workers,), model=MODELS[model])
+            run = run.model_copy(update={"batch_per_worker": 8, "epochs": 2})
+            runs.append(run)
+            expected[run.run_id] = replicas, pieces
+    local = {"hybrid": {"micro_batches": 2, "within": WITHIN[1]}}
+    runs += native_runs(engine, {"local": local}, make_run, model=MODELS["mlp"])
     found = launched(engine, runs, [], patterns, tmp_path)
     assert {run.workers for run in runs} == {2, 3, 4}
     for run in runs:
         native = found[run.run_id]
-        alone = trained_alone(run, patterns, *expected[run.run_id])
-        np.testing.assert_allclose(native["final"], alone.numpy(), **EXACT, err_msg=run.run_id)
+        if run.run_id in expected:
+            alone = trained_alone(run, patterns, *expected[run.run_id])
+            np.testing.assert_allclose(native["final"], alone.numpy(), **EXACT, err_msg=run.run_id)
         twin = run.model_copy(update={"execution": "virtual", "engine": "virtual"})
         outcome, weights = simulate(twin, patterns, machine)
         np.testing.assert_allclose(native["final"], weights["final"].numpy(), **EXACT, err_msg=run.run_id)
@@ -129,9 +161,8 @@ def test_micro_batches_shorten_a_step_and_placement_does_not(play, patterns):
     ids=str,
 )
 def test_what_does_not_fit_is_refused(options, said):
-    of_two_layers = replace(setting(4), layers=2)
     with pytest.raises(StudyError, match=said):
-        registry.create("pipeline", options).check(of_two_layers)
+        registry.create("pipeline", options).check(layers(4, 4, 4))
 
 
 @pytest.mark.parametrize(
@@ -146,3 +177,49 @@ def test_what_does_not_fit_is_refused(options, said):
 def test_options_that_contradict_each_other_are_refused(options, said):
     with pytest.raises(StudyError, match=said):
         registry.create("pipeline", options)
+
+
+def layers(*widths):
+    model = nn.Sequential(*(nn.Linear(before, after) for before, after in pairwise(widths)))
+    return replace(setting(4), layers=layers_of(model, "mine"))
+
+
+@pytest.mark.parametrize(
+    ("strategy", "widths", "said"),
+    [
+        ({"tensor": {"degree": 4}}, (4, 6, 3), "4 does not divide its width 6"),
+        ({"hybrid": {"tensor": 2}}, (3, 6, 3), "2 does not divide its width 3"),
+        ({"hybrid": {"data": 3}}, (4, 4, 4), "data 3 x pipeline 2 x tensor 1 make 6 workers, not 4"),
+        ({"hybrid": {"pipeline": 4}}, (4, 4, 4), "at most 2 stages"),
+    ],
+    ids=str,
+)
+def test_shares_and_meshes_that_do_not_fit_are_refused(strategy, widths, said):
+    ((name, options),) = strategy.items()
+    with pytest.raises((StudyError, ModelError), match=said):
+        registry.create(name, options).check(layers(*widths))
+
+
+def test_norms_of_layers_and_dropout_do_not_go_with_shares():
+    lamb = setting(4, optimizer="lamb")
+    with pytest.raises(StudyError, match="optimizer lamb takes the norms of whole layers"):
+        registry.create("tensor", {}).check(lamb)
+    model = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4), nn.Dropout(0.1), nn.Linear(4, 4))
+    with pytest.raises(ModelError, match=r"dropout of 0\.1"):
+        registry.create("tensor", {}).check(replace(setting(4), layers=layers_of(model, "mine")))
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"within": "ssp"}, "no strategy of replicas that agree by collectives"),
+        ({"within": "ddp"}, "no strategy of replicas"),
+        ({"within": "pipeline"}, "no strategy of replicas"),
+        ({"within": {"local_sgd": {"step": 3}}}, "within: .*step"),
+        ({"pipeline": 1}, "pipeline x tensor is 1"),
+    ],
+    ids=str,
+)
+def test_meshes_that_are_none_are_refused(options, said):
+    with pytest.raises(StudyError, match=said):
+        registry.create("hybrid", options)
