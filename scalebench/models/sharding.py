@@ -14,7 +14,7 @@ from typing import NamedTuple
 from torch import Tensor, nn
 from torch.nn import functional
 
-from scalebench.comm.mesh import Mesh
+from scalebench.cluster.mesh import Mesh
 from scalebench.errors import ModelError
 from scalebench.models.parts import Layer, bounds_of
 

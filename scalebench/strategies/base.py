@@ -14,8 +14,8 @@ from dataclasses import dataclass
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple, Protocol
 
+from scalebench.cluster.mesh import Mesh
 from scalebench.comm.base import Capability, Communicator, Server, ServerRule, SharedState
-from scalebench.comm.mesh import Mesh
 from scalebench.registry import Choice
 from scalebench.strategies.traits import Traits
 from scalebench.system.clock import Clock

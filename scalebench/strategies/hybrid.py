@@ -9,8 +9,8 @@ from typing import ClassVar, Literal
 
 from pydantic import Field, PositiveInt, model_validator
 
+from scalebench.cluster.mesh import Mesh
 from scalebench.comm.base import Capability
-from scalebench.comm.mesh import Mesh
 from scalebench.errors import StudyError
 from scalebench.strategies import registry
 from scalebench.strategies.base import Move, Setting, Strategy

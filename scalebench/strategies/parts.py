@@ -6,8 +6,8 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, ClassVar
 
+from scalebench.cluster.mesh import Mesh
 from scalebench.comm.base import Capability
-from scalebench.comm.mesh import Mesh
 from scalebench.errors import StudyError
 from scalebench.strategies.allreduce import Allreduce
 from scalebench.strategies.base import Batch, Move, Setting, Strategy, Synchronisation, Worker

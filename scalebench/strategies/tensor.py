@@ -7,7 +7,7 @@ from typing import ClassVar
 
 from pydantic import Field
 
-from scalebench.comm.mesh import Mesh
+from scalebench.cluster.mesh import Mesh
 from scalebench.strategies.base import Move
 from scalebench.strategies.parts import PartsOfModel, whole_batch
 from scalebench.strategies.registry import register

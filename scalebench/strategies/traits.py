@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Literal
 
-from scalebench.comm.mesh import Mesh
+from scalebench.cluster.mesh import Mesh
 
 # From the places of each worker's merges among all, the epochs, and the sizes of the shards.
 FinalWeights = Callable[[Sequence[Iterable[int]], int, Sequence[int]], list[float]]

@@ -8,8 +8,8 @@ from functools import cached_property
 import torch
 from torch import Tensor, nn
 
+from scalebench.cluster.mesh import Mesh
 from scalebench.comm.base import Communicator
-from scalebench.comm.mesh import Mesh
 from scalebench.models.flat import views
 from scalebench.models.parts import layers_of
 from scalebench.models.sharding import held_by

@@ -13,8 +13,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from scalebench.cluster.mesh import Mesh
 from scalebench.comm.base import Communicator, Server, ServerRule, SharedState
-from scalebench.comm.mesh import Mesh
 from scalebench.data.dataset import Dataset
 from scalebench.data.plan import BatchPlan
 from scalebench.data.shard import Shard, equal_batches

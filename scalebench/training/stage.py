@@ -13,8 +13,8 @@ from typing import NamedTuple, Protocol
 import torch
 from torch import Tensor
 
+from scalebench.cluster.mesh import Mesh
 from scalebench.comm.base import Communicator, Request
-from scalebench.comm.mesh import Mesh
 from scalebench.data.layout import cut
 from scalebench.models.parts import Layer, LayerFacts, bounds_of, counted, evaluating, facts_of
 from scalebench.models.sharding import Held, Segment, called

@@ -10,8 +10,8 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
+from scalebench.cluster.mesh import Mesh
 from scalebench.comm.base import ServerRule
-from scalebench.comm.mesh import Mesh
 from scalebench.data.dataset import Dataset
 from scalebench.data.plan import BatchPlan
 from scalebench.errors import RunError, in_one_line
@@ -28,7 +28,7 @@ from scalebench.system.random_state import drawn_since, put_back, random_state, 
 from scalebench.training.loop import EvaluationResult, Trainee, evaluate, train
 from scalebench.training.outcome import Evaluation, Outcome, RunFacts, WorkerReport
 from scalebench.training.replica import Replica
-from scalebench.virtual.arithmetic import ONE_BATCH, choose, drawn_in_a_step, train_one_for_all
+from scalebench.virtual.arithmetic import ONE_BATCH, Choice, choose, drawn_in_a_step, train_one_for_all
 from scalebench.virtual.batched import Batched, BatchedReplica
 from scalebench.virtual.clock import ModelledClock, RecordingVirtualClock, VirtualClock
 from scalebench.virtual.communicator import VirtualCommunicator
