@@ -34,7 +34,7 @@ def traffic_of(plan: StudyPlan) -> list[Traffic]:
     runs = {run.workers: run for run in plan.sweep.runs if run.strategy == study.strategies[0]}
     found = []
     for workers, run in sorted(runs.items()):
-        dataset, shards = plan.prepared.datasets[workers], plan.prepared.plans[workers]
+        dataset, shards = plan.prepared.datasets[workers], plan.prepared.plan_of(run)
         schedules = schedules_of(plan, run, meta_model(study, dataset))
         moved = sum(int(shards.moved(epoch).sum()) for epoch in range(study.epochs)) * bytes_of_row(dataset, dtype)
         sent = sum(schedule.bytes_sent for schedule in schedules)
