@@ -100,11 +100,18 @@ class BatchPlan:
             self.notes.append("balance: speed has nothing to balance: virtual.slowdown names no slower worker")
 
     @classmethod
-    def of(cls, training: Training, workers: int, seed: int, dataset: Dataset) -> BatchPlan:
-        """Return the plan of one run."""
+    def of(cls, training: Training, workers: int, seed: int, dataset: Dataset, parts: int = 1) -> BatchPlan:
+        """Return the plan of one run, in which `parts` consecutive workers hold a replica and take its batches.
+
+        The workers of the plan are then the replicas, as fast as the slowest worker of each.
+        """
+        slowdown = training.virtual.slowdown
+        slowest = [
+            max(slowdown.get(rank, 1.0) for rank in range(first, first + parts)) for first in range(0, workers, parts)
+        ]
         return cls(
             dataset.n_train,
-            workers,
+            len(slowest),
             seed=seed,
             batch_per_worker=training.batch_per_worker,
             batch_global=training.batch_global,
@@ -112,7 +119,7 @@ class BatchPlan:
             shuffle=training.shuffle,
             partition=training.partition,
             labels=dataset.y_train if dataset.task == "classification" else None,
-            speeds=[1.0 / training.virtual.slowdown.get(rank, 1.0) for rank in range(workers)],
+            speeds=[1.0 / each for each in slowest],
         )
 
     def shard_sizes(self, epoch: int) -> Ints:

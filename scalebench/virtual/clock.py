@@ -51,13 +51,13 @@ class VirtualClock:
         self._transfer = 0.0
         self.running = True
 
-    def did(self, task: Task, samples: int = 0) -> None:
+    def did(self, task: Task, samples: int = 0, share: float = 1.0) -> None:
         if not self.running:
             return
         if task == Task.DATA:  # a step begins
             self._step += 1
             self._factor = self._speed * self._jitter(self._step)
-        seconds = self._slowed(self._seconds(task, samples))
+        seconds = self._slowed(self._seconds(task, samples) * share)
         if task == Task.BACKWARD:
             self.backward_s = seconds
         self.now += seconds
@@ -176,9 +176,9 @@ class RecordingVirtualClock(VirtualClock):
         super().start()
         self.laps = []
 
-    def did(self, task: Task, samples: int = 0) -> None:
+    def did(self, task: Task, samples: int = 0, share: float = 1.0) -> None:
         before = self.now
-        super().did(task, samples)
+        super().did(task, samples, share)
         if self.now > before:
             self.laps.append(Lap(task.name.lower(), before, self.now))
 

@@ -20,7 +20,9 @@ from tests.conftest import some
 SUMS = 1e-12  # float64, relative to weights of order 1: sums over samples and workers in another order
 WORKERS = 4
 NEEDS = {"hierarchical_local_sgd": {"groups": {1: 2, 64: 4}}, "torch_hierarchical_local_sgd": {"groups": {1: 2, 64: 4}}}
-SEVERAL = sorted(name for name in registry.names() if registry.create(name, {}, "virtual").requires)
+KNOWN = {name: registry.create(name, {}, "virtual") for name in registry.names()}
+WHOLE = [name for name, strategy in KNOWN.items() if strategy.traits.mesh(4).parts == 1]  # models
+SEVERAL = sorted(name for name in WHOLE if KNOWN[name].requires)
 
 
 @pytest.fixture(autouse=True)
