@@ -72,6 +72,8 @@ def only_file(dataset: str, data_dir: Path | None, name: str | None, suffix: str
             f"data set {dataset}: expected one {suffix} file in {folder}, found {len(found)} ({listed}); "
             f"say which with the option file: NAME{suffix}"
         )
+    if not found[0].is_file():  # a device may have no end
+        raise DataError(f"data set {dataset}: {found[0]} is no regular file; {hint}")
     return found[0]
 
 

@@ -242,6 +242,13 @@ def test_data_larger_than_memory_are_refused_before_they_are_read(tmp_path, monk
         load(tmp_path, "csv")
 
 
+def test_a_device_is_no_file_of_data(tmp_path):
+    """It may have no end: a link to /dev/zero was read up to a gibibyte."""
+    (tmp_path / "table.csv").symlink_to("/dev/zero")
+    with pytest.raises(DataError, match=r"table\.csv is no regular file; put your own \.csv file there"):
+        load(tmp_path, "csv")
+
+
 def test_binary_csv_is_refused(tmp_path):
     (tmp_path / "table.csv").write_bytes(b"a,y\n\xff\xfe,1\n")
     with pytest.raises(DataError, match="expected UTF-8 text"):
