@@ -45,7 +45,7 @@ class GivenReplica(Replica):
     def gradient(self, batch, weight=1.0, *, add=False):
         super().gradient(batch, weight, add=add)
         if self.losses is not None:
-            self.last_loss = torch.tensor(self.losses[self._epoch, self.rank], dtype=self.dtype)
+            self._last_loss = torch.tensor(self.losses[self._epoch, self.rank], dtype=self.dtype)
 
 
 def given(x, y, losses=None):

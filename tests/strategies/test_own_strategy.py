@@ -222,7 +222,7 @@ def test_options_are_written_behind_the_name_in_every_command(file, invoke):
     short = ("resnet50", "--cluster", "juwels-booster", "--step-time", "0.1", "--workers", "4", "--samples", "4096",
              "--epochs", "2")  # fmt: skip
     assert "LazyAverage" in invoke("predict", *short, "--strategy", own, "--strategy", local)
-    assert "3 cells" in invoke("what-if", *short, "--strategy", own, "--vary", "latency=0.1..10:3")
+    assert label in invoke("what-if", *short, "--strategy", own, "--vary", "latency=0.1..10:3")
     assert OWN in invoke("explain", own)
     invoke("trace", "--strategy", own, "--workers", "2", "--cluster", "juwels-booster", "--device-step-time", "0.002")
     compared = invoke("compare", "results/mine", "--strategy", own, "--strategy", local, "--json")

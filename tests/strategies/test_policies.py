@@ -52,8 +52,8 @@ def replicas(monkeypatch, play):
         made = []
 
         class Kept(Replica):
-            def __init__(self, *arguments):
-                super().__init__(*arguments)
+            def __init__(self, *arguments, **options):
+                super().__init__(*arguments, **options)
                 made.append(self)
 
         monkeypatch.setattr(engine, "choose", lambda *_: Choice())  # gradients replica by replica

@@ -93,8 +93,8 @@ def observed(monkeypatch, play):
         mean_ = VirtualCommunicator.mean_
 
         class Kept(Replica):
-            def __init__(self, *arguments):
-                super().__init__(*arguments)
+            def __init__(self, *arguments, **options):
+                super().__init__(*arguments, **options)
                 made.append(self)
 
         def noted(comm, tensors, weight=None):

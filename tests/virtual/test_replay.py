@@ -37,7 +37,8 @@ def test_replay_equals_a_computed_run(make_run, blobs, machine, workers):
             report.peak_rss_mib = expected.peak_rss_mib = None
             assert numbers(report) == pytest.approx(numbers(expected), rel=1e-9, abs=1e-15)
         assert [each.metric for each in outcome.evaluations] == [each.metric for each in alone.evaluations]
-        assert replace(outcome.facts, arithmetic=None) == replace(alone.facts, arithmetic=None)
+        how = {"arithmetic": None, "why_single": ""}  # gradients were computed
+        assert replace(outcome.facts, **how) == replace(alone.facts, **how)
         assert outcome.run_id == run.run_id
 
 
