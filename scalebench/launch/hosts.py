@@ -69,8 +69,8 @@ class Hosts:
         return sum(host.gpus for host in self.hosts)
 
     def with_at_most(self, ranks: int) -> Hosts:
-        """The same hosts with equally many slots each, `ranks` at most."""
-        each = min(ranks, *(max(1, host.slots) for host in self.hosts))
+        """The same hosts with equally many slots each, `ranks` at most and no more than cores."""
+        each = min(ranks, *(max(1, min(host.slots, host.cores)) for host in self.hosts))
         return Hosts(tuple(replace(host, slots=each) for host in self.hosts))
 
     def ranks_on(self, ranks: int) -> list[int]:
