@@ -471,9 +471,9 @@ DAMAGED = (
 GROUPS = (
     *(Group("one host", "local_sgd", "virtual", faults) for faults in (SIGNALS, REFUSED, DAMAGED)),
     *(Group("one host", "local_sgd", "virtual", (fault,)) for fault in (*UNHARMED, *MOUNTED)),
-    Group("one host", "allreduce", "mpi", (*RANK, *MPI, *ENGINE)),
-    Group("one host", "ddp", "gloo", (*RANK, *ENGINE)),
-    Group("one host", "horovod", "horovod", (*RANK, *ENGINE)),
+    *(Group("one host", "allreduce", "mpi", faults) for faults in (RANK, MPI, ENGINE)),
+    *(Group("one host", "ddp", "gloo", faults) for faults in (RANK, ENGINE)),
+    *(Group("one host", "horovod", "horovod", faults) for faults in (RANK, ENGINE)),
     Group("one host", "asp", "mpi", (
         kill(2, rf"^rank 2 \(a server\) was {KILLED}"),
         stop(2, SILENCE + r"rank 2 \(a server\) had stopped"),

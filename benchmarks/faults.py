@@ -68,11 +68,14 @@ def hit(scene: Scene, fault: Fault) -> Result:
         scene.hit = scene.launch()
         injected = time.monotonic()
         taken = fault.inject(scene)
-        by_row = not (fault.ends or fault.completes or virtual)
+        is_last = fault is scene.group.faults[-1]
+        by_row = not (fault.ends or virtual or (fault.completes and is_last))
         if until(lambda: not scene.alive() or (by_row and len(scene.rows()) > done), END_S):
             result.ended_s = time.monotonic() - injected
     if taken is not None:
         taken()
+    if fault.completes:  # the launch goes on
+        scene.hit = None
     (scene.folder / "busy").unlink(missing_ok=True)
     (scene.folder / "hold").unlink(missing_ok=True)
     judge(result, scene, fault, done)
