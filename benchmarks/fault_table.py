@@ -242,7 +242,7 @@ def in_place(name: str, path: str, make: Callable[[Path], object], expected: str
 
 def _endless_data(scene: Scene) -> None:
     (scene.folder / "zero.csv").symlink_to("/dev/zero")
-    scene.options = ["--dataset", "csv"]
+    scene.options = ["--dataset", "csv", "--data-dir", "."]
 
 
 def _lock_elsewhere(file: Path) -> None:

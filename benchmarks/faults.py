@@ -74,7 +74,7 @@ def hit(scene: Scene, fault: Fault) -> Result:
             result.ended_s = time.monotonic() - injected
     if taken is not None:
         taken()
-    if fault.completes:  # the launch goes on
+    if scene.rows() and scene.rows()[-1]["status"] in ("completed", "diverged"):  # the launch goes on
         scene.hit = None
     (scene.folder / "busy").unlink(missing_ok=True)
     (scene.folder / "hold").unlink(missing_ok=True)
