@@ -2,7 +2,8 @@
 
     python benchmarks/command_line.py
 
-Medians of 15 processes each; against them the same Python doing nothing, in turn. Goal: `scalebench --help` in 0.12 s.
+Medians of 15 processes each; against them the same Python doing nothing, in turn. Goal: `scalebench --help` in 60 ms
+of processor time, which other programs change less than the time until the answer.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from pathlib import Path
 from ratios import Finding, Goal, compare, finding, show
 
 TIMES = 15
-GOAL = Goal("<=", 0.12, "s")
+GOAL = Goal("<=", 0.06, "s")
 COMMANDS = {
     "scalebench --help": (["--help"], 0, GOAL),
     "scalebench list strategies": (["list", "strategies"], 0, None),
@@ -35,10 +36,10 @@ def main() -> Iterator[Finding]:
             lambda: _run([sys.executable, "-c", ""], 0),
             TIMES,
         )
-        seconds = statistics.median(comparison.a)
-        said = f"{seconds * 1e3:.0f} ms ({statistics.median(used) * 1e3:.0f} ms CPU)"
+        seconds, processor = statistics.median(comparison.a), statistics.median(used)
+        said = f"{seconds * 1e3:.0f} ms ({processor * 1e3:.0f} ms CPU)"
         empty = f"{statistics.median(comparison.b) * 1e3:.0f} ms"
-        yield finding(name, seconds, goal, said, f"{seconds * 1e3:.0f} ms", empty)
+        yield finding(name, processor, goal, said, f"{seconds * 1e3:.0f} ms", empty)
 
 
 def _run(command: Sequence[str], code: int) -> float:

@@ -47,10 +47,10 @@ def simulate_here(strategy: str) -> dict[str, float]:
     """One run in this process: its CPU seconds and its peak memory."""
     import resource
 
-    from scalebench.virtual.engine import simulate
+    from scalebench.virtual.engine import simulate_alike
 
     run = make_run(TRAINING, strategy).model_copy(update={"workers": WORKERS})
-    outcome, _ = simulate(run, open_dataset(prepare(TRAINING, WORKERS)), stated_machine())
+    ((_, outcome, _),) = simulate_alike([run], open_dataset(prepare(TRAINING, WORKERS)), stated_machine())
     if outcome.status != "completed":
         raise SystemExit(f"{strategy}: {outcome.status}: {outcome.error}")
     used = resource.getrusage(resource.RUSAGE_SELF)

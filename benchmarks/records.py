@@ -133,7 +133,7 @@ def run_of(number: int) -> RunRow:
 
 def epochs_of(run: RunRow) -> list[EpochRow]:
     """Its epochs."""
-    epoch_s = (run.train_s or 0.0) / EPOCHS
+    epoch_s = (run.train_s or 0.0) / run.epochs
     return [
         EpochRow.model_construct(
             run_id=run.run_id, attempt=1, epoch=epoch, elapsed_s=(epoch + 1) * epoch_s, epoch_s_max=epoch_s,
@@ -141,7 +141,7 @@ def epochs_of(run: RunRow) -> list[EpochRow]:
             wait_s=0.01 * epoch_s, data_s=0.03 * epoch_s, train_loss=0.5 / (epoch + 1),
             test_metric=0.97 - 0.3 / (epoch + 1) ** 2, syncs=run.steps_per_epoch, bytes_sent=3.45e7,
         )
-        for epoch in range(EPOCHS)
+        for epoch in range(run.epochs)
     ]  # fmt: skip
 
 

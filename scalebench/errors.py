@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import errno
 import re
 import sys
@@ -104,6 +103,8 @@ def reading(path: object) -> Iterator[None]:
 
 def nearest(name: str, known: Iterable[str], likely: Iterable[str] = ()) -> str:
     """Return the end of an "unknown name" message: `did you mean 'x'?`, `likely` names first, or the known names."""
+    import difflib  # not for commands that succeed
+
     choices = sorted(known)
     for among in (sorted(likely), choices):
         if close := difflib.get_close_matches(name, among, n=1, cutoff=0.5):

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import re
+import sys
 import warnings
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import fields
 from html import escape
 from io import BytesIO
@@ -13,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 import pandas as pd
 
 from scalebench import analysis
-from scalebench.errors import UsageError
+from scalebench.errors import ScalebenchError, UsageError
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -22,6 +25,11 @@ if TYPE_CHECKING:
     from scalebench.figures.style import Style
 
 _PIXELS_PER_IN = 96  # of a browser
+# Options in the words of errors, as --step-time, and commands with theirs, which stay as they are.
+_OPTION = re.compile(
+    r"(?P<command>`?scalebench [a-z][^;,`]*)|(?<![\w-])'?--(?:set )?(?P<name>[a-z][a-z-]*)'?|\bMODEL\b"
+)
+_KEYWORDS = {"strategy": "strategies", "panel": "panels"}  # others are named as the options are
 
 
 class Results(analysis.Results):
@@ -64,12 +72,47 @@ class PanelAxes(list["Axes"]):
         return stream.getvalue()
 
 
+@contextmanager
+def _named_by_keywords() -> Iterator[None]:
+    """Name keywords in errors that name the options of a command."""
+    try:
+        yield
+    except ScalebenchError as error:
+        error.args = (_OPTION.sub(_keyword, str(error)), *error.args[1:])
+        raise
+
+
+@contextmanager
+def _script_left_out() -> Iterator[None]:
+    """Keep processes that are started from importing the caller's script, which would call `run` again.
+
+    multiprocessing imports `__main__` by its spec or file; models and strategies of a study are files of their own.
+    """
+    names = sys.modules["__main__"].__dict__
+    kept: dict[str, Any] = {name: names.pop(name) for name in ("__spec__", "__file__") if name in names}
+    names["__spec__"] = None
+    try:
+        yield
+    finally:
+        names.update(kept)
+
+
+def _keyword(option: re.Match[str]) -> str:
+    if option["command"]:
+        return option["command"]
+    if option["name"] is None:
+        return "model"
+    return _KEYWORDS.get(option["name"], option["name"].replace("-", "_"))
+
+
+@_named_by_keywords()
 def load(folder: Path | str) -> Results:
     """Read the study in `folder`, as `scalebench.analysis.load` does."""
     found = analysis.load(folder)
     return Results(**{field.name: getattr(found, field.name) for field in fields(found)})
 
 
+@_named_by_keywords()
 def run(
     study: Path | str | Mapping[str, Any] | None = None,
     *,
@@ -96,20 +139,21 @@ def run(
     if isinstance(given.get("strategies"), str):
         given["strategies"] = [given["strategies"]]
     plan = plan_study(load_study(file, given, []))
-    with watching() as watcher:
+    with watching() as watcher, _script_left_out():
         tally = run_study(plan, Path(output), watcher, jobs=jobs)
     if tally.interrupted is not None:
         raise KeyboardInterrupt
     return load(tally.folder)
 
 
+@_named_by_keywords()
 def plot(
     results: analysis.Results | Path | str,
     figure: str = "strong-scaling",
     *,
     panels: str | Sequence[str] = (),
     strategies: str | Sequence[str] = (),
-    workers: Sequence[int] = (),
+    workers: int | Sequence[int] = (),
     style: str = "report",
     columns: int | None = None,
 ) -> PanelAxes:
@@ -130,7 +174,7 @@ def plot(
     from scalebench.figures.style import choose_style
 
     study = results if isinstance(results, analysis.Results) else load(results)
-    selection = Selection(_several(strategies), tuple(workers))
+    selection = Selection(_several(strategies), (workers,) if isinstance(workers, int) else tuple(workers))
     chosen = choose_style(style, columns=columns)
     request = PlotRequest((figure,), style=chosen, selection=selection, panels=_several(panels))
     (name,) = request.figures()
@@ -141,15 +185,16 @@ def plot(
     with house_style(request.style):
         canvas = Canvas(name, request.style, selection, request.panels_of(kind))
         kind.draw(study, canvas)
-        pages = canvas.finish()
+        pages = canvas.finish(fixed=False)
     return PanelAxes((panel.ax for panel in canvas.shown), pages, request.style)
 
 
+@_named_by_keywords()
 def predict(
     model: str | None = None,
     *,
     strategies: str | Sequence[str] = (),
-    workers: str | Sequence[int] | None = None,
+    workers: str | int | Sequence[int] | None = None,
     **options: Any,
 ) -> pd.DataFrame:
     """Predict trainings of `model` without training; return a row for each strategy and worker count, or varied cell.
@@ -171,15 +216,17 @@ def predict(
         raise UsageError("predict: csv and figure are options of the command alone; the table has to_csv and plot")
     words = [] if model is None else [model]
     if workers is not None:
-        options["workers"] = workers if isinstance(workers, str) else ",".join(map(str, workers))
-    for name, value in options.items():
-        if value is not None and value is not False:
-            words += [f"--{name.replace('_', '-')}", *([] if value is True else [str(value)])]
+        options["workers"] = str(workers) if isinstance(workers, (str, int)) else ",".join(map(str, workers))
+    for name, given in options.items():
+        for value in given if isinstance(given, (list, tuple)) else [given]:  # two axes are a list
+            if value is not None and value is not False:
+                words += [f"--{name.replace('_', '-')}", *([] if value is True else [str(value)])]
     words += [word for strategy in _several(strategies) for word in ("--strategy", strategy)]
     try:
         flags = command.make_context("predict", words).params
     except click.UsageError as error:
-        raise UsageError(f"predict: {error.format_message()}") from None
+        message = error.format_message().removeprefix("Invalid value for ").replace("No such option", "no such keyword")
+        raise UsageError(f"predict: {message}") from None
     model, counts, chosen, varied = (flags.pop(name) for name in ("model", "workers", "strategies", "varied"))
     budget, price, law = (flags.pop(name) for name in ("budget", "price", "epochs_to_target"))
     if varied:

@@ -44,7 +44,7 @@ RANKS = {
     "comm", "faults", "hosts", "install", "launch", "native",
     "test_ad_psgd.py", "test_buffers.py", "test_compression.py", "test_daso.py", "test_dislib_parity.py",
     "test_doctor.py", "test_end_to_end.py", "test_native_equality.py", "test_own_strategy.py", "test_paced_ranks.py",
-    "test_real_ranks.py", "test_slow_workers.py", "test_spread.py", "test_trace.py",
+    "test_parts_of_models.py", "test_real_ranks.py", "test_slow_workers.py", "test_spread.py", "test_trace.py",
 }  # fmt: skip
 
 # Those whose tests draw, pack, train or judge whole studies, some tenths of a second or more each.
@@ -205,7 +205,8 @@ def recorded(make_run: Callable[..., Run], blobs: Dataset) -> Callable[..., list
         model = build_model(
             run.model, dataset.input_shape, dataset.outputs, dataset.task, getattr(torch, run.dtype), run.seed
         ).to("meta")
-        return record(run, rule, BatchPlan.of(run, run.workers, run.seed, dataset), model, 2)
+        plan = BatchPlan.of(run, run.workers, run.seed, dataset, rule.traits.mesh(run.workers).parts)
+        return record(run, rule, plan, model, 2, dataset.input_shape)
 
     return record_run
 

@@ -73,7 +73,7 @@ def commands_of(block: Block) -> Iterator[list[str]]:
 @pytest.mark.parametrize("pages", PAGES.values(), ids=PAGES)
 def test_commands_of_the_pages_run(pages, tmp_path, monkeypatch, invoke):
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr("scalebench.cli.plot._MOST_JOBS", 1)  # starting a process takes longer than drawing one figure
+    monkeypatch.setattr("scalebench.figures.plotting._MOST_JOBS", 1)  # most of these commands draw one figure
     for page in pages:
         for block in blocks_of(ROOT / page):
             if named := NAMED.match(block.text):

@@ -10,20 +10,23 @@ import signal
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pandas as pd
 import pytest
 
 import scalebench
 from scalebench.cli.main import main
-from scalebench.errors import ResultsError, StudyError, UsageError
+from scalebench.errors import ResultsError, ScalebenchError, StudyError, UsageError
 from scalebench.formatting import digits, percent, seconds
+from scalebench.notebook import _named_by_keywords
 from scalebench.pricing.calibration_file import Calibration
 from scalebench.records.store import Store
 from tests.records_factory import study_rows
 
 ROOT = Path(__file__).parents[1]
 SMALL = {"name": "small", "dataset": "wine", "epochs": 1, "execution": "virtual"}
+ON_BOOSTER: dict[str, Any] = {"cluster": "juwels-booster", "step_time": 0.02}
 ON = {"cluster": "juwels-booster", "device_step_time": 0.001, "jobs": 1}
 STUDY = """\
 name: mine
@@ -196,7 +199,7 @@ def test_predict_varies_a_number(invoke) -> None:
 def test_mistakes_are_the_command_lines_errors() -> None:
     with pytest.raises(StudyError, match="unknown key 'epcohs'; did you mean 'epochs'"):
         scalebench.run(epcohs=3)
-    with pytest.raises(UsageError, match="No such option '--clster'"):
+    with pytest.raises(UsageError, match="no such keyword clster"):
         scalebench.predict("resnet50", clster="juwels-booster")
     with pytest.raises(UsageError, match="csv and figure are options of the command alone"):
         scalebench.predict("resnet50", cluster="juwels-booster", csv="a.csv")
@@ -204,3 +207,68 @@ def test_mistakes_are_the_command_lines_errors() -> None:
         scalebench.predict(
             "resnet50", cluster="juwels-booster", step_time=0.02, batch_global=64, workers=[1, 128], samples=6400
         )
+
+
+@pytest.mark.parametrize(
+    ("call", "named"),
+    [
+        (lambda: scalebench.predict("resnet50", **ON_BOOSTER, step_tim=1), "no such keyword step_tim. (Did you mean"),
+        (lambda: scalebench.predict("resnet50", cluster="juwels-booster"), "with step_time, or a device "),
+        (lambda: scalebench.predict("resnet50"), "cluster is missing; give it, or what was measured with calibration"),
+        (lambda: scalebench.predict(cluster="juwels-booster"), "model is missing; give it, or what was measured"),
+        (lambda: scalebench.predict("resnet50", **ON_BOOSTER, jitter=20), "predict: jitter: 20.0 is not in the range"),
+        (lambda: scalebench.predict("resnet50", **ON_BOOSTER, workers="a"), "predict: workers: cannot read the worker"),
+        (
+            lambda: scalebench.predict("resnet50", **ON_BOOSTER, workers=[4, 8], vary="latency=1x,2x"),
+            "workers: vary takes one count, got 2; vary them with vary workers=4,64",
+        ),
+        (lambda: scalebench.predict("resnet50", **ON_BOOSTER, batch=1, batch_global=2), "give batch or batch_global"),
+        (lambda: scalebench.run(epochs=-1), "epochs: expected a number greater than 0, got -1"),
+        (lambda: scalebench.run(epocs=1), "epocs: unknown key 'epocs'; did you mean 'epochs'?"),
+        (lambda: scalebench.run(execution="paced", workers="1"), "say its seconds with device_step_time, or name"),
+    ],
+)
+def test_errors_name_keywords_and_no_option_of_a_command(call, named) -> None:
+    with pytest.raises(UsageError) as error:
+        call()
+    assert named in str(error.value)
+    assert "--" not in str(error.value)
+
+
+def test_errors_of_plot_name_keywords(tmp_path) -> None:
+    with Store(tmp_path / "mine", fsync=False) as store:
+        for run, epochs in study_rows(workers=(1, 2), native_workers=()):
+            store.append(run, epochs)
+    for keywords, named in (
+        ({"panels": "foo"}, "panels: strong-scaling has no 'foo'"),
+        ({"strategies": "foo"}, "strategies: no completed run of 'foo'"),
+        ({"workers": 3}, "workers: no completed run of 3"),
+        ({"columns": 3}, "columns: expected 1 or 2, got 3"),
+    ):
+        with pytest.raises(UsageError) as error:
+            scalebench.plot(tmp_path / "mine", **keywords)
+        assert str(error.value).startswith(named)
+
+
+def test_commands_in_errors_keep_their_options() -> None:
+    with pytest.raises(ScalebenchError) as error, _named_by_keywords():
+        raise UsageError("--engine: not installed; scalebench install horovod --force adds it; leave --engine out")
+    assert str(error.value) == "engine: not installed; scalebench install horovod --force adds it; leave engine out"
+
+
+def test_predict_takes_one_count_and_two_axes() -> None:
+    cells = scalebench.predict("resnet50", **ON_BOOSTER, workers=8, vary=["latency=1x,2x", "batch=32,64"])
+    assert len(cells.query("strategy == 'allreduce'")) == 4
+
+
+def test_run_works_in_a_script_without_a_guard(tmp_path) -> None:
+    """Processes that a run starts import the script that called it, unless it is left out."""
+    script = tmp_path / "script.py"
+    script.write_text(
+        "import scalebench\nprint('begun')\n"
+        "found = scalebench.run(name='mine', dataset='wine', epochs=1, execution='virtual', workers='1,2', jobs=2,\n"
+        "    repetitions=1, strategies=['allreduce', 'epoch_average'], cluster='juwels-booster',\n"
+        "    device_step_time=0.001)\nprint(len(found.completed), __file__)\n"
+    )
+    done = subprocess.run([sys.executable, str(script)], capture_output=True, text=True, check=True, cwd=tmp_path)
+    assert done.stdout == f"begun\n4 {script}\n"

@@ -39,7 +39,9 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "fedavg": {"fraction": 0.5},
     "fedprox": {"fraction": 0.5},
     "hierarchical_local_sgd": {"groups": {2: 2, 4: 6}},
+    "hybrid": {"tensor": 2, "micro_batches": 3},
     "local_sgd": {"steps": 4},
+    "pipeline": {"stages": 4, "micro_batches": 6},
     "post_local_sgd": {"start": 6, "steps": 4},
     "slowmo": {"steps": 4},
     "ssp": {"staleness": 1},
@@ -47,6 +49,7 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "torch_local_sgd": {"period": 4},
     "torch_post_local_sgd": {"start": 6, "period": 4},
 }
+MODELS = {"pipeline": [256, 128, 64]}  # widths of layers, one for each stage but the last
 EPOCHS = {"daso-heat": 3}  # warm-up, one epoch that cycles, cool-down
 
 
@@ -61,7 +64,7 @@ def timeline_of(name: str) -> Timeline:
             "strategies": [{name: OPTIONS.get(name, {})}],
             "workers": [WORKERS],
             "dataset": "wine",
-            "model": {"mlp": {"hidden": [256, 128]}},
+            "model": {"mlp": {"hidden": MODELS.get(name, [256, 128])}},
             "epochs": EPOCHS.get(name, 2),
             "batch_per_worker": 6,
             "repetitions": 1,

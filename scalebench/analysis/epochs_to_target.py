@@ -13,7 +13,6 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 from numpy.typing import ArrayLike, NDArray
-from scipy.optimize import least_squares
 
 from scalebench.analysis.loading import Results
 from scalebench.analysis.rounds import runs_by_cell
@@ -84,6 +83,8 @@ def fit_epochs(batches: ArrayLike, epochs: ArrayLike, *, draws: int = 400, seed:
 
 
 def _fit(x: NDArray[np.float64], y: NDArray[np.float64]) -> tuple[float, float]:
+    from scipy.optimize import least_squares  # half a second to import
+
     scale, target = np.exp(np.log(x).mean()), np.log(y)
     most = np.log(_NO_GROWTH / scale)
 

@@ -137,8 +137,7 @@ def _read_epochs(path: Path, runs: pd.DataFrame) -> tuple[pd.DataFrame, list[str
     Such a run was committed by its row in runs.csv; later its epochs were cut off, or epochs.csv was deleted.
     """
     epochs = read_table(path, EpochRow) if path.is_file() else pd.DataFrame(columns=columns(EpochRow))
-    run_ids = pd.Index(runs["run_id"].to_numpy(dtype=object))
-    place = run_ids.get_indexer(epochs["run_id"].to_numpy(dtype=object))  # in `runs`; -1: of none
+    place = object_index(runs["run_id"]).get_indexer(object_index(epochs["run_id"]))  # in `runs`; -1: of none
     attempts = runs["attempt"].to_numpy(dtype=np.int64)
     place[epochs["attempt"].to_numpy(dtype=np.int64) != attempts[place]] = -1
     completed = (runs["status"] == "completed").to_numpy(dtype=bool)
@@ -154,6 +153,11 @@ def _read_epochs(path: Path, runs: pd.DataFrame) -> tuple[pd.DataFrame, list[str
     if not kept.all():
         epochs = epochs[kept].reset_index(drop=True)
     return epochs, runs.loc[lacking, "run_id"].tolist()
+
+
+def object_index(texts: pd.Series[str]) -> Any:
+    """Return an index of the objects of `texts`: pandas would convert a million of them to Arrow's for a second."""
+    return pd.Index(texts.to_numpy(dtype=object), dtype=object)
 
 
 def read_runs(folder: Path) -> pd.DataFrame:
@@ -266,7 +270,14 @@ def label_of(strategy: str, options: object, tuned: object = None) -> str:
     if not chosen or not isinstance(chosen, dict):
         return strategy
     left = {key: value for key, value in sorted(chosen.items()) if f"{strategy}.{key}" not in given}
-    return f"{strategy}({', '.join(f'{key}={value}' for key, value in left.items())})" if left else strategy
+    return f"{strategy}({', '.join(f'{key}={_option(value)}' for key, value in left.items())})" if left else strategy
+
+
+def _option(value: object) -> str:
+    """Return an option as a study writes it: the keys of a JSON object are texts, those of `{4: 2}` are not."""
+    if not isinstance(value, dict):
+        return str(value)
+    return f"{{{', '.join(f'{key}: {_option(own)}' for key, own in value.items())}}}"
 
 
 def _read_study(folder: Path) -> dict[str, Any]:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from itertools import pairwise
+from itertools import compress, pairwise
 from typing import Any
 
 import numpy as np
@@ -98,22 +98,25 @@ def runs_by_cell(results: Results) -> list[CellRuns]:
     if runs.empty:
         return []
     parts = [_with_times(own) for _, own in runs.groupby("execution", sort=False)]
-    runs = pd.concat(parts).loc[runs.index].assign(counts=_counts(runs))
+    until = runs["epochs_to_target"].astype(float)  # NaN where unknown
+    runs = pd.concat(parts).loc[runs.index].assign(counts=_counts(runs), epochs_to_target=until)
     return [_cell_runs(own) for _, own in runs.groupby(CELL, dropna=False, sort=False)]
 
 
 def _cell_runs(runs: pd.DataFrame) -> CellRuns:
     first = runs.iloc[0]
-    known = runs[np.isfinite(runs["final_metric"])]
-    runs = runs[runs["counts"]]
-    targets = runs["target_metric"].astype(float)
-    target = float(targets.iloc[-1])
-    aimed = runs[targets == target]
-    reached = aimed[aimed["time_to_target_s"].notna()]
-    again = runs[(runs["attempt"] > 1) | runs["shared"]]
+    metrics = zip(runs["seed"].astype(int).tolist(), runs["final_metric"].tolist(), strict=True)
+    known = np.isfinite(runs["final_metric"].to_numpy(dtype=float))
+    counts = runs["counts"].to_numpy(dtype=bool)
+    targets = runs["target_metric"].to_numpy(dtype=float)
+    target = float(targets[counts][-1])
+    aimed = counts & (targets == target)
+    reached = aimed & runs["time_to_target_s"].notna().to_numpy(dtype=bool)
+    again = counts & ((runs["attempt"] > 1) | runs["shared"]).to_numpy(dtype=bool)
+    rounds = runs["repetition"].astype(int).tolist()
 
-    def by_round(column: pd.Series[Any]) -> dict[int, Any]:
-        return dict(zip(runs.loc[column.index, "repetition"].astype(int).tolist(), column.tolist(), strict=True))
+    def by_round(name: str, chosen: NDArray[np.bool_] = counts) -> dict[int, Any]:
+        return dict(compress(zip(rounds, runs[name].tolist(), strict=True), chosen))
 
     return CellRuns(
         key={name: first[name] for name in CELL},
@@ -125,19 +128,19 @@ def _cell_runs(runs: pd.DataFrame) -> CellRuns:
         batch_global=None if pd.isna(first["batch_global"]) else int(first["batch_global"]),
         weak=first["scaling"] == "weak",
         metric_name="" if pd.isna(first["metric_name"]) else first["metric_name"],
-        seconds=by_round(runs["train_s"]),
-        order=by_round(runs["order"]),
-        metrics=dict(zip(known["seed"].astype(int).tolist(), known["final_metric"].tolist(), strict=True)),
-        oversubscribed=bool(runs["oversubscribed"].any()),
-        disturbed=bool(runs["disturbed"].all()),
-        started=by_round(runs["began"]),
-        again=set(by_round(again["attempt"])),
+        seconds=by_round("train_s"),
+        order=by_round("order"),
+        metrics=dict(compress(metrics, known)),
+        oversubscribed=bool(runs["oversubscribed"].to_numpy()[counts].any()),
+        disturbed=bool(runs["disturbed"].to_numpy()[counts].all()),
+        started=by_round("began"),
+        again=set(by_round("attempt", again)),
         reach_s=float(first["reach_s"]),
         epochs=int(first["epochs"]),
         target=target,
-        aimed=set(by_round(aimed["attempt"])),
-        to_target=by_round(reached["time_to_target_s"]),
-        epochs_to_target=by_round(reached["epochs_to_target"].astype(float)),
+        aimed=set(by_round("attempt", aimed)),
+        to_target=by_round("time_to_target_s", reached),
+        epochs_to_target=by_round("epochs_to_target", reached),
     )
 
 

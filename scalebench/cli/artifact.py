@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 
 import rich_click as click
 
 from scalebench.cli.options import FILE, FOLDER, completed_study, folder_option, results_argument
-
-_MOST_JOBS = 4
 
 
 @click.command()
@@ -33,7 +30,9 @@ def artifact(results: Path | None, paper: Path | None, output: Path, verify: Pat
     The zip holds the records, the figures, the artifact description (LaTeX and Markdown), RO-Crate metadata, checksums,
     scalebench itself, and reproduce.sh, which checks it all. The same records give the same zip.
     """
-    jobs = min(_MOST_JOBS, len(os.sched_getaffinity(0)))
+    from scalebench.figures.plotting import drawing_jobs
+
+    jobs = drawing_jobs()
     if verify is not None:
         if results is not None or paper is not None:
             raise click.UsageError("--verify FOLDER takes neither RESULTS nor --paper")

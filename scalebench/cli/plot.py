@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
@@ -13,10 +12,9 @@ from scalebench.cli.options import completed_study, folder_option, results_argum
 from scalebench.figures import FORMATS, PlotRequest, plot_folder
 from scalebench.figures.added import parse_added
 from scalebench.figures.place import place_for
+from scalebench.figures.plotting import drawing_jobs
 from scalebench.figures.style import CAPTIONS, STYLES, choose_style, parse_width
 from scalebench.records.folder import timed
-
-_MOST_JOBS = 4  # each holds some 150 MiB
 
 
 def _width(context: click.Context, option: click.Parameter, value: str | None) -> float | None:
@@ -50,7 +48,11 @@ def _width(context: click.Context, option: click.Parameter, value: str | None) -
 )
 @folder_option("--output", "plots", "Folder that gets one folder per study.")
 @click.option(
-    "--format", "formats", multiple=True, type=click.Choice(FORMATS), help="Repeatable.  [default: all three]"
+    "--format",
+    "formats",
+    multiple=True,
+    type=click.Choice(FORMATS),
+    help="Repeatable.  [default: pdf in print, else png]",
 )
 def plot(
     results: Path | None,
@@ -65,8 +67,8 @@ def plot(
 ) -> int:
     """Draw the figures of the study in RESULTS (of several the newest; default: results/).
 
-    Each figure is written as PDF, SVG and PNG with its caption (.txt, .tex) and the CSV of the drawn data beside it, to
-    OUTPUT/<study>/; where the figures of other records of that name lie there, to OUTPUT/<study>-2/ and so on.
+    Each figure is written as PNG, or PDF in styles for print, with its caption (.txt, .tex) and the CSV of the drawn
+    data, to OUTPUT/<study>/; where the figures of other records of that name lie there, to OUTPUT/<study>-2/ and so on.
 
     \b
     scalebench plot --style ieee --figure time-reduction --panel allreduce
@@ -76,16 +78,15 @@ def plot(
     selection = selection_of(flags)
     request = PlotRequest(
         figures,
-        formats or FORMATS,
+        formats,
         choose_style(style, titles=title == "panels", **flags),
         selection,
         panels,
         tuple(parse_added(text) for text in added),
     )
-    jobs = min(_MOST_JOBS, len(os.sched_getaffinity(0)))
     folder = completed_study(results)
     with timed(folder, "plot") if request == PlotRequest() else nullcontext():
-        drawn = plot_folder(folder, output, request, jobs=jobs, place=place_for(folder, output))
+        drawn = plot_folder(folder, output, request, jobs=drawing_jobs(), place=place_for(folder, output))
     for figure in drawn:
         if figure.files:
             endings = ",".join(dict.fromkeys(file.suffix for file in figure.files))

@@ -24,6 +24,7 @@ def report(results: Path | None, output: Path | None, show: bool) -> None:
     import webbrowser
 
     from scalebench.figures.place import place_for
+    from scalebench.figures.plotting import drawing_jobs
     from scalebench.records.folder import timed
     from scalebench.report.page import write_report
 
@@ -31,7 +32,7 @@ def report(results: Path | None, output: Path | None, show: bool) -> None:
         raise click.UsageError(f"--output {output}: expected a name that ends in .html")
     folder = completed_study(results)
     with timed(folder, "report"):
-        page = write_report(folder, output or place_for(folder, Path("plots")) / "report.html")
+        page = write_report(folder, output or place_for(folder, Path("plots")) / "report.html", drawing_jobs())
     click.echo(page)
     if show and not webbrowser.open(page.resolve().as_uri()):
         click.echo("no web browser found here; open the file in one", err=True)

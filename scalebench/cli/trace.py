@@ -31,9 +31,7 @@ _SHORT = {"dataset": "wine", "epochs": 2, "workers": "4", "execution": "virtual"
 @click.option("--horovod-timeline", type=PATH, metavar="FILE", help="Run nothing, show this file.")
 @click.option("--window", metavar="BEGIN:END", help="Seconds that the figure shows; the trace file has all.")
 @click.option("--output", type=FOLDER, default=Path("plots"), show_default=True)
-@click.option(
-    "--format", "formats", multiple=True, type=click.Choice(FORMATS), help="Repeatable.  [default: all three]"
-)
+@click.option("--format", "formats", multiple=True, type=click.Choice(FORMATS), help="Repeatable.  [default: png]")
 @verbosity_options
 def trace(
     study: Path | None,
@@ -46,10 +44,11 @@ def trace(
 ) -> None:
     """Trace one short run: the study in STUDY, or the default one, with flags over it.
 
-    Writes OUTPUT/STUDY/timeline-RUN as a figure (PDF, SVG, PNG, and the CSV of the drawn laps) and as .trace.json,
+    Writes OUTPUT/STUDY/timeline-RUN as a figure (PNG, and the CSV of the drawn laps) and as .trace.json,
     which ui.perfetto.dev and chrome://tracing open. A real run on Horovod brings Horovod's own timeline along.
     """
     from scalebench.export.chrome_trace import write_chrome
+    from scalebench.figures.style import REPORT
     from scalebench.figures.timeline import draw_timeline
     from scalebench.study.spec import slug
     from scalebench.training.timeline import Lane, Timeline, read_horovod
@@ -64,7 +63,7 @@ def trace(
     else:
         timeline, folder = _traced(study, flags, sets)
         stem = output / folder / f"timeline-{slug(timeline.title)}-{timeline.execution}"
-    files = draw_timeline(timeline, stem, formats or FORMATS, shown)
+    files = draw_timeline(timeline, stem, formats or REPORT.formats, shown)
     path = stem.with_suffix(".trace.json")
     write_chrome(timeline, path)
     for file in (*files, path):

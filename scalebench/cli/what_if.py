@@ -104,7 +104,7 @@ def show_variation(
     if planes[0].ends is not None:
         print_results(*answer(predictor, chosen, planes, workers), _rows(predictor, chosen, planes))
     for strategy, plane in zip(chosen, planes, strict=True):
-        for sentence in plane.sentences():
+        for sentence in plane.remarks() if plane.ends is not None else plane.sentences():  # rows say the others
             click.echo(f"{strategy}: {sentence}" if len(chosen) > 1 else sentence)
     if table is not None:
         _write(table, cell_rows(chosen, planes))
@@ -146,6 +146,13 @@ def _answers(strategies: Sequence[Component], planes: Sequence[Plane]) -> Iterat
         if only_at_an_end:
             verdict = f"; more than a tenth for {' and '.join(only_at_an_end)} at an end of the interval only"
         yield f"{axis.at(axis.values[-1])} instead of {axis.text(axis.values[0])}: {'; '.join(parts)}{verdict}."
+    elif len(strategies) == 1:
+        (plane,) = planes
+        assert plane.low is not None
+        assert plane.high is not None
+        cell = plane.least()
+        span = seconds_span(*(float(times[cell]) for times in (plane.train_s, plane.low, plane.high)))
+        yield f"the least time of {strategies[0]} is {span}, at {plane.where(cell)}."
     if len(strategies) > 1:
         yield _preferred(strategies, planes)
 

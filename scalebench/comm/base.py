@@ -25,7 +25,7 @@ class Capability(StrEnum):
     COLLECTIVES = "collectives"  # allreduce, reduce, broadcast, allgather, alltoallv, barrier
     NONBLOCKING = "nonblocking"  # iallreduce that progresses during compute
     SPLIT = "split"  # sub-communicators
-    POINT_TO_POINT = "point_to_point"  # send, recv
+    POINT_TO_POINT = "point_to_point"  # send, isend, recv
     ADASUM = "adasum"  # Adasum's merge of all workers' steps, by messages
     SHARED_STATE = "shared_state"  # exclusive access to one shared model
     SERVER = "server"  # a party with deferred replies
@@ -136,6 +136,9 @@ class Communicator(Protocol):
         """Send tensor i to rank i; return the tensors of all ranks. Shapes may differ in the first dimension only."""
 
     def send(self, tensor: Tensor, to: int, tag: int = 0) -> None: ...
+    def isend(self, tensor: Tensor, to: int, tag: int = 0) -> Request:
+        """Begin to send a tensor, which must not change until the request has been waited for."""
+
     def recv_(self, tensor: Tensor, source: int, tag: int = 0, *, add: bool = False) -> None:
         """Receive a tensor from `source` into `tensor`; `add`: add it instead."""
 

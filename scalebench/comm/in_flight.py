@@ -1,4 +1,4 @@
-"""A pending non-blocking allreduce of real processes."""
+"""Pending non-blocking operations of real processes."""
 
 from __future__ import annotations
 
@@ -74,3 +74,22 @@ class InFlight:
 
     def done(self) -> bool:
         return self._landed or (bool(self._raw.done()) and time.perf_counter() >= self._came + self._slowed)
+
+
+class Sending:
+    """Request of a message under way, which keeps its tensor; it is logged as sent when it began."""
+
+    def __init__(self, raw: Pending, tensor: Tensor, clock: WallClock) -> None:
+        self._raw, self._tensor, self._clock = raw, tensor, clock
+        self._left = False
+
+    def wait(self) -> None:
+        if self._left:
+            return
+        self._clock.did(Task.OTHER)
+        self._raw.wait()
+        self._left = True
+        self._clock.did(Task.COMM)
+
+    def done(self) -> bool:
+        return self._left or bool(self._raw.done())

@@ -155,6 +155,11 @@ class MpiCommunicator(NativeCommunicator):
     def _send(self, tensor: Tensor, to: int, tag: int) -> None:
         self.mpi.Send(self._buffer(tensor.cpu()), to, tag)
 
+    def _start_send(self, tensor: Tensor, to: int, tag: int) -> Pending:
+        staged = tensor.cpu()
+        raw = self.mpi.Isend(self._buffer(staged), to, tag)
+        return Pending(raw.Wait, raw.Test).then(lambda: staged)  # which lives as long as the operation
+
     def _recv(self, tensor: Tensor, source: int, tag: int) -> None:
         staged = torch.empty_like(tensor, device="cpu") if tensor.is_cuda else tensor
         self.mpi.Recv(self._buffer(staged), source, tag)

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from scalebench.comm.base import Request
 from scalebench.comm.counters import Counters
-from scalebench.comm.in_flight import InFlight, Pending
+from scalebench.comm.in_flight import InFlight, Pending, Sending
 from scalebench.comm.wire import divide_, pack, sum_of_weights, unpack
 from scalebench.errors import EngineError
 from scalebench.system.clock import Task
@@ -130,10 +130,21 @@ class NativeCommunicator(Counters, ABC):
         return received
 
     def send(self, tensor: Tensor, to: int, tag: int = 0) -> None:
-        clock = self.clock
-        clock.did(Task.OTHER)
-        began = clock.mark
+        self.clock.did(Task.OTHER)
+        began = self.clock.mark
         self._send(tensor, to, tag)
+        self._sent(tensor, to, tag, began)
+
+    def isend(self, tensor: Tensor, to: int, tag: int = 0) -> Request:
+        self.clock.did(Task.OTHER)
+        began = self.clock.mark
+        raw = self._start_send(tensor, to, tag)
+        self._sent(tensor, to, tag, began)
+        return Sending(raw, tensor, self.clock)
+
+    def _sent(self, tensor: Tensor, to: int, tag: int, began: float) -> None:
+        """Count and log a message whose sending `began` at that moment and has returned."""
+        clock = self.clock
         clock.did(Task.COMM)
         if clock.running:
             self._add(0, tensor.numel() * tensor.element_size(), 0)
@@ -249,6 +260,9 @@ class NativeCommunicator(Counters, ABC):
         self._lacks("sub-communicators")
 
     def _send(self, tensor: Tensor, to: int, tag: int) -> None:
+        self._lacks("point-to-point messages")
+
+    def _start_send(self, tensor: Tensor, to: int, tag: int) -> Pending:
         self._lacks("point-to-point messages")
 
     def _recv(self, tensor: Tensor, source: int, tag: int) -> None:

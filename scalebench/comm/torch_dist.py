@@ -89,5 +89,10 @@ class TorchCommunicator(NativeCommunicator):
     def _send(self, tensor: Tensor, to: int, tag: int) -> None:
         dist.send(tensor, group=self.group, group_dst=to, tag=tag)
 
+    def _start_send(self, tensor: Tensor, to: int, tag: int) -> Pending:
+        work = dist.isend(tensor, group=self.group, group_dst=to, tag=tag)
+        assert work is not None, "only a rank outside the group gets none"
+        return Pending(work.wait, work.is_completed)
+
     def _recv(self, tensor: Tensor, source: int, tag: int) -> None:
         dist.recv(tensor, group=self.group, group_src=source, tag=tag)

@@ -34,6 +34,14 @@ class _Layout(NamedTuple):
     order: Ints  # (blocks,) the block at each visiting position
 
 
+class Batches(NamedTuple):
+    """The batches of one worker in an epoch."""
+
+    sizes: list[int]  # samples
+    weights: list[float]  # n_i K / sum_j n_j over the workers' batches of a step
+    firsts: frozenset[int]  # batches that begin a ds-tensor block
+
+
 class BatchPlan:
     """Samples and batches of every worker in every epoch.
 
@@ -80,6 +88,8 @@ class BatchPlan:
         self._layout = lru_cache(_EPOCHS_KEPT)(self._lay_out)
         self._sizes = lru_cache(_EPOCHS_KEPT)(self._shard_sizes)
         self._owners = lru_cache(_EPOCHS_KEPT)(self._find_owners)
+        self._sizes_of_batches = lru_cache(_EPOCHS_KEPT)(self._cut_shards)
+        self._batches = lru_cache(_EPOCHS_KEPT * workers)(self._cut_shard)
         self._in_all = batch_global is not None or rule.by_speed
         self._balanced = rule.by_speed
         self._batch = self._settle_batch(batch_per_worker, batch_global)
@@ -90,11 +100,18 @@ class BatchPlan:
             self.notes.append("balance: speed has nothing to balance: virtual.slowdown names no slower worker")
 
     @classmethod
-    def of(cls, training: Training, workers: int, seed: int, dataset: Dataset) -> BatchPlan:
-        """Return the plan of one run."""
+    def of(cls, training: Training, workers: int, seed: int, dataset: Dataset, parts: int = 1) -> BatchPlan:
+        """Return the plan of one run, in which `parts` consecutive workers hold a replica and take its batches.
+
+        The workers of the plan are then the replicas, as fast as the slowest worker of each.
+        """
+        slowdown = training.virtual.slowdown
+        slowest = [
+            max(slowdown.get(rank, 1.0) for rank in range(first, first + parts)) for first in range(0, workers, parts)
+        ]
         return cls(
             dataset.n_train,
-            workers,
+            len(slowest),
             seed=seed,
             batch_per_worker=training.batch_per_worker,
             batch_global=training.batch_global,
@@ -102,7 +119,7 @@ class BatchPlan:
             shuffle=training.shuffle,
             partition=training.partition,
             labels=dataset.y_train if dataset.task == "classification" else None,
-            speeds=[1.0 / training.virtual.slowdown.get(rank, 1.0) for rank in range(workers)],
+            speeds=[1.0 / each for each in slowest],
         )
 
     def shard_sizes(self, epoch: int) -> Ints:
@@ -129,10 +146,12 @@ class BatchPlan:
         return np.concatenate([[0], np.cumsum(cut(int(self.shard_sizes(epoch)[worker]), self.steps(epoch)))])
 
     def batch_sizes(self, epoch: int) -> Ints:
-        """Return the samples of each batch, (workers, S)."""
-        steps = self.steps(epoch)
-        whole, rest = np.divmod(self.shard_sizes(epoch), steps)
-        return whole[:, None] + (np.arange(steps) < rest[:, None])
+        """Return the samples of each batch, (workers, S), read-only."""
+        return self._sizes_of_batches(self._stage(epoch))
+
+    def batches(self, epoch: int, worker: int) -> Batches:
+        """Return what is known of the batches of `worker` without its samples."""
+        return self._batches(self._stage(epoch), worker)
 
     def block_starts(self, epoch: int, worker: int) -> Ints:
         """Return the positions in `indices` at which a block begins."""
@@ -178,6 +197,20 @@ class BatchPlan:
         np.add.at(sizes, np.arange(self.blocks) % self.workers, layout.rows.block_sizes[layout.order])
         sizes.flags.writeable = False
         return sizes
+
+    def _cut_shards(self, epoch: int) -> Ints:
+        steps = self.steps(epoch)
+        whole, rest = np.divmod(self.shard_sizes(epoch), steps)
+        sizes = whole[:, None] + (np.arange(steps) < rest[:, None])
+        sizes.flags.writeable = False
+        return sizes
+
+    def _cut_shard(self, epoch: int, worker: int) -> Batches:
+        sizes = self.batch_sizes(epoch)
+        weights = sizes[worker] * self.workers / sizes.sum(axis=0)
+        bounds = self.bounds(epoch, worker)
+        firsts = np.searchsorted(bounds, self.block_starts(epoch, worker), side="right") - 1
+        return Batches(sizes[worker].tolist(), weights.tolist(), frozenset(firsts.tolist()))
 
     def _find_owners(self, epoch: int) -> Ints:
         layout = self._layout(epoch)

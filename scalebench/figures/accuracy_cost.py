@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
+import numpy as np
 import pandas as pd
+from matplotlib import rcParams
 from matplotlib.lines import Line2D
 
 from scalebench.analysis import Results
@@ -15,7 +17,7 @@ from scalebench.analysis.loading import is_representative
 from scalebench.figures.base import FIGURES, EmptyFigureError, Figure
 from scalebench.figures.drawing.canvas import Canvas
 from scalebench.figures.drawing.caption import over_seeds, with_interval
-from scalebench.figures.drawing.names import group_name
+from scalebench.figures.drawing.names import group_name, width
 from scalebench.figures.drawing.panel import Panel, share_y
 from scalebench.figures.drawing.styles import NEUTRAL, Look, name_series
 
@@ -23,7 +25,8 @@ _PANELS = ("time", "core-hours")
 _LABELS = {"time": "training time (s)", "core-hours": "core-hours"}
 _FRONT = "#777777"
 _HEIGHT_IN = 2.4
-_CORNERS = ((-1, 1), (1, 1), (-1, -1), (1, -1))  # of a point, where its label may stand
+_AXES = 0.7  # share of a panel that its axes take
+_DIRECTIONS = ((-1, 1), (1, 1), (-1, -1), (1, -1), (0, 1), (0, -1), (-1, 0), (1, 0))  # of a label from its point
 
 
 @FIGURES.add
@@ -58,6 +61,8 @@ class AccuracyCost(Figure):
             of = f"{name}, {execution}" if len(executions) > 1 else name
             panel.title(f"{of}: {group_name(group)}" if len(groups) > 1 else of, name=f"{name}, {execution}")
             _draw_fronts(panel, fronts, COSTS[name])
+            others = fronts[~fronts["series"].isin(group)]
+            panel.context(others, "metric", x=COSTS[name], connect=False)
             _draw_cells(panel, own.assign(interval=over_seeds(own)), COSTS[name], look)
             panel.ax.margins(x=0.08, y=0.14)  # room for the labels of the front
             panel.seconds_axis("x", _LABELS[name])
@@ -117,22 +122,69 @@ def _draw_fronts(panel: Panel, table: pd.DataFrame, cost: str) -> None:
 
 
 def _label_fronts(panel: Panel, table: pd.DataFrame, cost: str) -> None:
-    """Write the worker counts beside the points of the fronts, where they cover no point and no other label."""
+    """Write the worker counts beside the points of the fronts, where they cover no point and no other label.
+
+    Points whose labels would touch have one for all. A line leads from a label to its point where there is no room
+    beside it.
+    """
     to_axes = panel.ax.transScale + panel.ax.transLimits
+    size_pt = np.array([_AXES * 72 * panel.width_in, _AXES * 72 * _HEIGHT_IN * panel.style.height])
     small = panel.style.small
-    # Width and height of a label, and the distance from its point, as shares of the panel.
-    wide, high = 1.4 * small / (0.7 * 72 * panel.width_in), 1.2 * small / (0.7 * 72 * _HEIGHT_IN * panel.style.height)
-    points = to_axes.transform(table[[cost, "metric"]].dropna().to_numpy(dtype=float))
-    taken = [(float(right), float(up)) for right, up in points if math.isfinite(right) and math.isfinite(up)]
-    for _, points_of in _fronts(table, cost):
-        front = points_of.drop_duplicates(["workers", "metric"])  # several strategies at one count and metric
-        for x, y, workers in zip(front[cost], front["metric"], front["workers"], strict=True):
-            right, up = to_axes.transform((x, y))
-            for across, along in _CORNERS:
-                at = right + 1.1 * across * wide, up + 1.1 * along * high
-                inside = wide / 2 <= at[0] <= 1 - wide / 2 and high / 2 <= at[1] <= 1 - high / 2
-                if inside and all(abs(at[0] - u) > 0.8 * wide or abs(at[1] - v) > 0.8 * high for u, v in taken):
-                    taken.append(at)
-                    style: dict[str, Any] = {"ha": "center", "va": "center", "fontsize": small, "color": NEUTRAL}
-                    panel.ax.text(*at, f"{workers}", transform=panel.ax.transAxes, **style)
-                    break
+    mark = 0.7 * rcParams["lines.markersize"]  # half a mark, and what it is wider than that in some directions
+    places = to_axes.transform(table[[cost, "metric"]].dropna().to_numpy(dtype=float)) * size_pt
+    taken = [(*place, mark, mark) for place in places if np.isfinite(place).all()]
+    front = table[table[f"{cost}_front"]].sort_values(cost)
+    points = to_axes.transform(front[[cost, "metric"]].to_numpy(dtype=float)) * size_pt
+    for own in _close_together(points, small):
+        counts = dict.fromkeys(f"{front['workers'].iloc[place]}" for place in own)
+        text = ", ".join(counts)
+        half = np.array([0.5 * width(text, small), 0.6 * small])
+        found = _free_place(points[own], half, mark, taken, size_pt)
+        if found is None:
+            continue
+        point, centre, beside = found
+        taken.append((*centre, *half))
+        style: dict[str, Any] = {"ha": "center", "va": "center", "fontsize": small, "color": NEUTRAL}
+        line = {"arrowstyle": "-", "color": _FRONT, "linewidth": 0.5, "shrinkA": 0, "shrinkB": mark}
+        panel.ax.annotate(
+            text,
+            point / size_pt,
+            centre / size_pt,
+            xycoords="axes fraction",
+            textcoords="axes fraction",
+            arrowprops=None if beside else line,
+            zorder=6,
+            **style,
+        )
+
+
+def _close_together(points: np.ndarray, small: float) -> list[list[int]]:
+    """Return the places of `points` (in points of the page), the cheapest first, in runs with room for one label."""
+    runs: list[list[int]] = []
+    for place, point in enumerate(points):
+        across, up = abs(point - points[runs[-1][-1]]) if runs else (math.inf, math.inf)
+        if across < 1.6 * small and up < 1.3 * small:
+            runs[-1].append(place)
+        else:
+            runs.append([place])
+    return runs
+
+
+def _free_place(
+    points: np.ndarray, half: np.ndarray, mark: float, taken: Sequence[tuple[float, ...]], size_pt: np.ndarray
+) -> tuple[np.ndarray, np.ndarray, bool] | None:
+    """Return one of the `points`, the centre of a label that is free, and whether it is beside the point.
+
+    The label has half the size `half`; what is `taken` are boxes (x, y, half a width, half a height).
+    """
+    for distance in (1.0, 1.6, 2.4, 3.4):
+        for point in points:
+            for direction in _DIRECTIONS:
+                centre = point + distance * np.array(direction) * (half + 1.2 * mark)
+                inside = (half <= centre).all() and (centre <= size_pt - half).all()
+                if inside and all(
+                    abs(centre[0] - x) >= half[0] + across or abs(centre[1] - y) >= half[1] + up
+                    for x, y, across, up in taken
+                ):
+                    return point, centre, distance == 1.0
+    return None

@@ -11,7 +11,7 @@ from matplotlib.patches import Patch
 
 from scalebench.analysis import Results, cells
 from scalebench.figures.base import FIGURES, Figure
-from scalebench.figures.drawing.bars import counts_by_execution, draw_bars
+from scalebench.figures.drawing.bars import counts_by_execution, draw_bars, executions_of_bars
 from scalebench.figures.drawing.canvas import Canvas, Entry
 from scalebench.figures.drawing.panel import Segment, hatch_of
 from scalebench.figures.drawing.styles import ENGINE_ALONE, ENGINE_ALONE_PATTERN, TASK_PATTERNS, TASKS
@@ -19,6 +19,7 @@ from scalebench.figures.style import Style
 from scalebench.formatting import marks, seconds
 
 _COLUMNS = 3
+_NAMES_IN = 0.2  # of executions, below the counts
 _ALONE = "engine, at one worker"
 _UNMEASURED = "split not measured"
 _PARTS = ("compute", "communication", "waiting", "data", "other", _ALONE)
@@ -34,8 +35,9 @@ class Breakdown(Figure):
         names = [name for name in look if name in set(table["series"])]
         counts = counts_by_execution(table)
         height = 2.15 if canvas.style.height >= 1 else 2.6
+        named = _NAMES_IN * (len(counts) > 1)
         top, small = _top(table, canvas.style, height), canvas.style.small
-        (panels,) = canvas.grids((len(names), canvas.fits(min(_COLUMNS, len(names)), narrow=True), height))
+        (panels,) = canvas.grids((len(names), canvas.fits(min(_COLUMNS, len(names)), narrow=True), height + named))
         for panel, name in zip(panels, names, strict=True):
             panel.title(canvas.names[name], name)
             own = table[table["series"] == name]
@@ -55,6 +57,7 @@ class Breakdown(Figure):
             edge = "white" if measured and canvas.style.patterns else color
             entries.append((Patch(facecolor=color if measured else "white", edgecolor=edge, hatch=hatch), part))
         canvas.legend(entries)
+        canvas.legend(executions_of_bars(table))
         canvas.describe(
             results,
             table,

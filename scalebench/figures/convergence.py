@@ -5,12 +5,14 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
+import numpy as np
 import pandas as pd
 from matplotlib.lines import Line2D
 from matplotlib.ticker import MaxNLocator
 
 from scalebench.analysis import Results
 from scalebench.analysis.intervals import CONFIDENCE, METRIC_RANGE, metric_interval
+from scalebench.analysis.loading import object_index
 from scalebench.figures.base import FIGURES, Figure
 from scalebench.figures.drawing.canvas import Canvas
 from scalebench.figures.drawing.caption import with_interval
@@ -19,6 +21,7 @@ from scalebench.figures.drawing.panel import Panel, share_y
 from scalebench.formatting import counted, is_interval
 
 _COLUMNS = 4
+_APART_PT = 0.8  # equal lines are seen side by side
 _X = {"epochs": "epochs", "time": "elapsed_s"}
 _KEY = ["execution", "engine", "label", "strategy", "workers"]
 
@@ -43,7 +46,7 @@ class Convergence(Figure):
         # One group: a row for each x axis. Several: a row for each group, with both axes in it.
         drawn = [(group, axis, count) for group in groups for axis in axes for count in counts]
         per_row = len(counts) if len(groups) == 1 else canvas.fits(len(axes) * len(counts))
-        (panels,) = canvas.grids((len(drawn), per_row, 2.1))
+        (panels,) = canvas.grids((len(drawn), per_row, 2.1), together=len(axes) * len(counts))
         for panel, (group, axis, count) in zip(panels, drawn, strict=True):
             own = table[(table["workers"] == count) | (table["strategy"] == "serial")]
             shown, x = own[own["series"].isin(group)], _X[axis]
@@ -51,7 +54,9 @@ class Convergence(Figure):
             title = f"{words}: {group_name(group)}" if len(groups) > 1 else words
             panel.title(title, f"{words}, against {axis}")
             panel.context(own[~own["series"].isin(group)], "metric", x=x)
-            panel.curve(shown, "metric", look, x=x, low="low", high="high", shift=False, sparse=True)
+            panel.curve(
+                shown, "metric", look, x=x, low="low", high="high", shift=False, sparse=True, apart_pt=_APART_PT
+            )
             panel.metric_axis(metric)
             if not panel.leftmost:
                 panel.ax.set_ylabel("")
@@ -73,7 +78,10 @@ class Convergence(Figure):
             table,
             f"The consensus model's metric on held-out data after each epoch, mean over repetitions{interval}.",
             "Serial (one worker) is drawn in every panel." if (table["strategy"] == "serial").any() else "",
-            method=("Time is training time without evaluation, its arithmetic mean (tables: geometric).",),
+            method=(
+                "Time is training time without evaluation, its arithmetic mean (tables: geometric). Lines are set a "
+                "little apart upwards, so that equal ones are seen.",
+            ),
             bars=False,
         )
 
@@ -89,30 +97,34 @@ def _share_times(panels: Sequence[Panel]) -> None:
 
 
 def _by_epoch(results: Results) -> pd.DataFrame:
-    runs = results.completed[["run_id", "attempt", "oversubscribed", "disturbed", "metric_name", *_KEY]]
-    table = results.epochs.merge(runs, on=["run_id", "attempt"])
-    table = table[table["test_metric"].notna()]
-    least, most = METRIC_RANGE.get(str(table["metric_name"].dropna().iloc[0]), (-math.inf, math.inf))
-    rows: list[dict[str, object]] = []
-    for key, group in table.groupby([*_KEY, "epoch"]):
-        metric = metric_interval(group["test_metric"].tolist())
-        known = is_interval(metric.low, metric.high)
-        values = dict(zip([*_KEY, "epoch"], key, strict=True))
-        rows.append(
-            values
-            | {
-                "epochs": int(str(values["epoch"])) + 1,
-                "elapsed_s": float(group["elapsed_s"].mean()),
-                "metric": metric.centre,
-                "low": max(metric.low, least) if known else math.nan,
-                "high": min(metric.high, most) if known else math.nan,
-                "n": metric.n,
-                "interval": CONFIDENCE if known else "",
-                "oversubscribed": bool(group["oversubscribed"].any()),
-                "disturbed": bool(group["disturbed"].any()),
-            }
-        )
-    return pd.DataFrame(rows)
+    """Return metric and time after each epoch of each point, over its repetitions."""
+    runs, epochs = results.completed, results.epochs
+    point = runs.groupby(_KEY).ngroup().to_numpy()
+    facts = runs[[*_KEY, "oversubscribed", "disturbed"]].groupby(point)
+    marks = facts[["oversubscribed", "disturbed"]].any()
+    run = object_index(runs["run_id"]).get_indexer(object_index(epochs["run_id"]))
+    measured = epochs[["epoch", "elapsed_s", "test_metric"]].astype({"epoch": int}).assign(point=point[run])
+    measured = measured[(run >= 0) & epochs["test_metric"].notna()].sort_values(["point", "epoch"], kind="stable")
+    numbers = measured.groupby(["point", "epoch"]).size()
+    begins = numbers.cumsum() - numbers
+    metrics, times = (measured[name].to_numpy(dtype=float) for name in ("test_metric", "elapsed_s"))
+    parts = []
+    for n in numbers.unique():  # epochs with equally many repetitions at once
+        rows = begins[numbers == n].to_numpy()[:, None] + np.arange(n)
+        metric = metric_interval(metrics[rows])
+        columns = {"elapsed_s": times[rows].mean(axis=1), **metric.named("metric", "low", "high"), "n": n}
+        parts.append(pd.DataFrame(columns, index=numbers.index[numbers == n]))
+    table = pd.concat(parts).sort_index().reset_index()
+    known = np.array([is_interval(low, high) for low, high in zip(table["low"], table["high"], strict=True)])
+    least, most = METRIC_RANGE.get(str(runs["metric_name"].dropna().iloc[0]), (-math.inf, math.inf))
+    table = table.assign(
+        epochs=table["epoch"] + 1,
+        low=table["low"].clip(lower=least).where(known),
+        high=table["high"].clip(upper=most).where(known),
+        interval=np.where(known, CONFIDENCE, ""),
+    )
+    points = facts[_KEY].first().astype({"workers": int}).join(marks)
+    return points.merge(table, left_index=True, right_on="point")
 
 
 def _spread(counts: list[int], most: int) -> list[int]:

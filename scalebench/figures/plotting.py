@@ -1,18 +1,18 @@
-"""Draw figures and write each as PDF, SVG, PNG and the CSV of its drawn data."""
+"""Draw figures and write each as PDF, PNG or SVG beside the CSV of its drawn data."""
 
 from __future__ import annotations
 
 import contextlib
+import gc
+import os
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
-from functools import cache
-from multiprocessing import forkserver, get_context
+from multiprocessing import get_context
 from pathlib import Path
 from string import ascii_lowercase
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
-from scalebench import __version__
 from scalebench.errors import ResultsError, UsageError, nearest, writing
 from scalebench.figures.added import Added
 from scalebench.figures.base import FIGURES, EmptyFigureError, Figure, default_figures, figure_names
@@ -28,13 +28,8 @@ if TYPE_CHECKING:
     from scalebench.figures.drawing.canvas import Canvas
 
 FORMATS = ("pdf", "svg", "png")
-_SLOWEST = ("scaling-laws", "reduction-parts", "breakdown", "strong-scaling")
-# Without dates: the same records give the same bytes.
-_METADATA: dict[str, dict[str, Any]] = {
-    "pdf": {"CreationDate": None, "Creator": "scalebench", "Producer": None},
-    "svg": {"Date": None, "Creator": "scalebench"},
-    "png": {"Software": f"scalebench {__version__}"},
-}
+_SLOWEST = ("scaling-laws", "breakdown", "convergence", "time-to-target", "reduction-parts")
+_MOST_JOBS = 4  # each holds some 150 MiB
 
 
 class Drawn(NamedTuple):
@@ -49,10 +44,10 @@ class Drawn(NamedTuple):
 
 @dataclass(frozen=True)
 class PlotRequest:
-    """Which figures to draw, in which formats and style, and which part of the study and of each figure."""
+    """Which figures to draw, in which formats (none: the style's) and style, of which part of a study and of each."""
 
     names: tuple[str, ...] = ()
-    formats: tuple[str, ...] = FORMATS
+    formats: tuple[str, ...] = ()
     style: Style = REPORT
     selection: Selection = EVERYTHING
     panels: tuple[str, ...] = ()
@@ -91,7 +86,7 @@ class PlotRequest:
         return panel in kind.panels or (len(panel) == 1 and panel in ascii_lowercase[: len(kind.panels)])
 
 
-def plot(results: Results, output: Path, names: Sequence[str] = (), formats: Sequence[str] = FORMATS) -> list[Drawn]:
+def plot(results: Results, output: Path, names: Sequence[str] = (), formats: Sequence[str] = ()) -> list[Drawn]:
     """Write those of the figures `names` that can be drawn to `output/<study>/`; default: the `default_figures`.
 
     Raises:
@@ -117,36 +112,64 @@ def plot_folder(
         UsageError: an unknown figure or panel, or a selected name or count without a completed run.
         ResultsError: none of them can be drawn, or `output` cannot be written.
     """
-    context = get_context("forkserver")  # forking a process with threads is not safe
-    if jobs > 1:
-        context.set_forkserver_preload(["scalebench.figures.drawing.canvas", "scalebench.analysis.laws"])
-        forkserver.ensure_running()  # it imports while this process does
+    from scalebench.analysis import load
+
     wanted = request.figures()
+    results = load(folder)
     if request.selection != EVERYTHING:
-        request.selection.require(_load(folder))
-    # The slowest figures first, so that all processes end at about the same time.
-    order = sorted(wanted, key=lambda name: _SLOWEST.index(name) if name in _SLOWEST else len(_SLOWEST))
-    work = [(folder, name, output, request, place) for name in order]
+        request.selection.require(results)
     jobs = min(jobs, len(wanted))
     if jobs == 1:
-        drawn = [_load_and_draw(item) for item in work]
+        drawn = [_draw(results, name, output, request, place) for name in wanted]
     else:
-        with ProcessPoolExecutor(jobs, mp_context=context) as pool:
-            drawn = list(pool.map(_load_and_draw, work))
+        work = [(name, output, request, place) for name in slowest_first(wanted)]
+        with drawing_processes(jobs, results) as pool:
+            drawn = list(pool.map(_draw_shared, work))
     drawn.sort(key=lambda figure: wanted.index(figure.name))
     return _some_drawn(drawn, folder)
 
 
-def _load_and_draw(work: tuple[Path, str, Path, PlotRequest, Path | None]) -> Drawn:
-    folder, name, output, request, place = work
-    return _draw(_load(folder), name, output, request, place)
+def drawing_jobs() -> int:
+    """Return how many processes may draw at once."""
+    return min(_MOST_JOBS, len(os.sched_getaffinity(0)))
 
 
-@cache
-def _load(folder: Path) -> Results:
-    from scalebench.analysis import load
+def slowest_first(names: Sequence[str]) -> list[str]:
+    """Return the figures `names` in an order in which processes that draw them end at about the same time."""
+    return sorted(names, key=lambda name: _SLOWEST.index(name) if name in _SLOWEST else len(_SLOWEST))
 
-    return load(folder)
+
+def drawing_processes(jobs: int, results: Results) -> ProcessPoolExecutor:
+    """Return `jobs` processes that draw figures of their `shared_results`, which are `results`.
+
+    They are copies of this process, which has imported and computed what all of them need. Threads are not copied, so
+    that this process must have none of its own; those of numpy and Arrow prepare for a copy.
+    """
+    from scalebench.analysis import cells
+    from scalebench.figures.drawing import canvas, files  # noqa: F401 - imported for all processes
+
+    FIGURES.names()  # imports the figures
+    if len(results.completed):
+        cells(results)
+    return ProcessPoolExecutor(jobs, get_context("fork"), initializer=_begin, initargs=(results,))
+
+
+_shared: list[Results] = []  # of a process that draws
+
+
+def _begin(results: Results) -> None:
+    """Prepare a process that draws: it ends soon, and a search for unused objects takes a sixth of its time."""
+    gc.disable()
+    _shared.append(results)
+
+
+def shared_results() -> Results:
+    """Return the records of which this process draws figures."""
+    return _shared[-1]
+
+
+def _draw_shared(work: tuple[str, Path, PlotRequest, Path | None]) -> Drawn:
+    return _draw(shared_results(), *work)
 
 
 def _some_drawn(drawn: list[Drawn], folder: Path) -> list[Drawn]:
@@ -176,7 +199,7 @@ def _draw(results: Results, name: str, output: Path, request: PlotRequest, place
 
 def _write(kind: Figure, results: Results, stem: Path, request: PlotRequest) -> list[Path]:
     """Write pictures, caption and, as the last file, the drawn data."""
-    pictures = [stem.with_suffix(f".{suffix}") for suffix in request.formats]
+    pictures = [stem.with_suffix(f".{suffix}") for suffix in request.formats or request.style.formats]
     with drawing(pictures, kind.name, request.style, request.selection, request.panels_of(kind)) as canvas:
         canvas.added = request.added
         kind.draw(results, canvas)
@@ -210,13 +233,14 @@ def drawing(
         OSError: a file cannot be written.
     """
     from scalebench.figures.drawing.canvas import Canvas
+    from scalebench.figures.drawing.files import save
 
     with house_style(style):
         canvas = Canvas(name, style, selection, panels)
         yield canvas
         for page, figure in enumerate(canvas.finish()):
             for file in files:
-                _save(figure, of_page(file, page))
+                save(figure, of_page(file, page))
 
 
 def of_page(file: Path, page: int) -> Path:
@@ -234,21 +258,6 @@ def picture(path: Path, name: str) -> Iterator[Canvas]:
     target = path.resolve()  # a link that the user named is followed
     with writing(path, ""), drawing([target], name) as canvas:
         yield canvas
-
-
-def _save(figure: Any, file: Path) -> None:
-    """Write `figure` without the second drawing of `savefig`."""
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.backends.backend_pdf import FigureCanvasPdf
-    from matplotlib.backends.backend_svg import FigureCanvasSVG
-
-    canvases: dict[str, Any] = {".png": FigureCanvasAgg, ".svg": FigureCanvasSVG, ".pdf": FigureCanvasPdf}
-    suffix, dpi = file.suffix, figure.dpi
-    write = getattr(canvases[suffix](figure), f"print_{suffix[1:]}")
-    fast = {"pil_kwargs": {"compress_level": 4}} if suffix == ".png" else {}
-    with open_own(file, "wb") as stream:
-        write(stream, metadata=_METADATA[suffix[1:]], **fast)
-    figure.dpi = dpi  # vector formats change it
 
 
 @contextlib.contextmanager

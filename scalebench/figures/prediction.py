@@ -20,6 +20,8 @@ if TYPE_CHECKING:  # pricing imports torch
 
 OUTSIDE = "outside what the inputs hold for, or too large"
 
+_APART_PT = 1.6  # between equal lines
+
 
 def draw_prediction(path: Path, grid: Grid, held: Sequence[Held], what: str, of_all: bool) -> None:
     """Write the figure of `grid` to `path`, with what is `held` at each of its points.
@@ -65,7 +67,7 @@ def fill_prediction(canvas: Canvas, grid: Grid, held: Sequence[Held], what: str,
         panel.title(title)
         own = table.assign(oversubscribed=[one.outside for one in held]) if name == "batch" else table
         equal = name in ("batch", "interval")  # powers of two, which are the same for many points
-        panel.curve(own, name, look, scale=100 if name == "efficiency" else 1, shift=False, apart=equal)
+        panel.curve(own, name, look, scale=100 if name == "efficiency" else 1, shift=False, apart_pt=_APART_PT * equal)
         if name == "speedup":
             ends = [min(table["workers"]), max(table["workers"])]
             panel.reference(ends, ends, "ideal")

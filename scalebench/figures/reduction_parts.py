@@ -12,7 +12,7 @@ from matplotlib.patches import Patch
 
 from scalebench.analysis import Results, ratios
 from scalebench.figures.base import FIGURES, EmptyFigureError, Figure
-from scalebench.figures.drawing.bars import counts_by_execution, draw_bars
+from scalebench.figures.drawing.bars import counts_by_execution, draw_bars, executions_of_bars
 from scalebench.figures.drawing.canvas import Canvas, Entry
 from scalebench.figures.drawing.panel import Panel, Segment, share_y
 from scalebench.figures.drawing.styles import ENGINE_ALONE, ENGINE_ALONE_PATTERN, NEUTRAL, Look
@@ -70,6 +70,7 @@ class ReductionParts(Figure):
                 panel.ax.set_ylabel("time saved (%)" if several else f"time saved (% of {baseline})")
         share_y(panels, least=_SHARED_FROM)
         canvas.legend(_legend(shown, ENGINE_ALONE_PATTERN if canvas.style.patterns else None))
+        canvas.legend(executions_of_bars(shown))
         canvas.describe(
             results,
             shown,

@@ -1,4 +1,4 @@
-"""Styles of figures: width, font, sizes and caption, for the columns of a journal, slides or the screen."""
+"""Styles of figures: width, font, sizes, caption and formats, for the columns of a journal, slides or the screen."""
 
 from __future__ import annotations
 
@@ -22,7 +22,8 @@ class Style:
 
     `font` is the name of a font, `small` the size of the smallest text, `height` the factor of the heights of panels,
     and `page_in` the height of a page's text, which no figure exceeds. A `caption` is written beside the figure
-    (`file`), in the picture as well (`below`), or not at all.
+    (`file`), in the picture as well (`below`), or not at all. `formats` are those of the files: PDF for print, PNG for
+    a screen.
     """
 
     name: str
@@ -36,6 +37,7 @@ class Style:
     caption: Caption = "file"
     titles: bool = True
     patterns: bool = True  # hatches tell the parts of bars apart in grey
+    formats: tuple[str, ...] = ("pdf",)
 
     @property
     def full_width(self) -> bool:
@@ -75,7 +77,8 @@ class Style:
         }
 
 
-REPORT = Style("report", 9.6, size=_BASE_PT, height=1.0, dpi=150, caption="below", patterns=False)
+_SCREEN = ("png",)
+REPORT = Style("report", 9.6, size=_BASE_PT, height=1.0, dpi=150, caption="below", patterns=False, formats=_SCREEN)
 # One and two columns. IEEE: Times; ACM: Libertine, to which STIX is the nearest that matplotlib brings along; Springer:
 # a font without serifs, 84 and 174 mm. Slides: half and the whole of 16:9.
 _STYLES: dict[str, tuple[Style, Style]] = {
@@ -83,8 +86,8 @@ _STYLES: dict[str, tuple[Style, Style]] = {
     "acm": (Style("acm", 3.33, "STIXGeneral"), Style("acm", 7.0, "STIXGeneral")),
     "springer": (Style("springer", 84 / 25.4, size=7.5), Style("springer", 174 / 25.4, size=7.5)),
     "slides": (
-        Style("slides", 6.0, size=16, small=14, height=1.4, page_in=6.75, dpi=150, caption="none"),
-        Style("slides", 12.0, size=16, small=14, height=1.4, page_in=6.75, dpi=150, caption="none"),
+        Style("slides", 6.0, size=16, small=14, height=1.4, page_in=6.75, dpi=150, caption="none", formats=_SCREEN),
+        Style("slides", 12.0, size=16, small=14, height=1.4, page_in=6.75, dpi=150, caption="none", formats=_SCREEN),
     ),
     "report": (replace(REPORT, width_in=4.8), REPORT),
 }
@@ -107,6 +110,8 @@ def choose_style(
     """
     if name not in _STYLES:
         raise UsageError(f"unknown style {name!r}; {nearest(name, STYLES)}")
+    if columns not in (None, 1, 2):
+        raise UsageError(f"--columns: expected 1 or 2, got {columns!r}")
     one, two = _STYLES[name]
     style = {1: one, 2: two, None: two if name in ("slides", "report") else one}[columns]
     return replace(

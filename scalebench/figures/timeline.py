@@ -12,7 +12,8 @@ from matplotlib.patches import Patch
 from scalebench.errors import ResultsError, writing
 from scalebench.figures.drawing.canvas import Canvas
 from scalebench.figures.drawing.styles import SERVING, TASKS
-from scalebench.figures.plotting import FORMATS, drawing
+from scalebench.figures.plotting import drawing
+from scalebench.figures.style import REPORT
 from scalebench.system.atomic_write import open_own
 
 if TYPE_CHECKING:  # training imports torch
@@ -38,10 +39,10 @@ class Bar(NamedTuple):
 def draw_timeline(
     timeline: Timeline,
     stem: Path,
-    formats: Sequence[str] = FORMATS,
+    formats: Sequence[str] = REPORT.formats,
     window: tuple[float, float] | None = None,
 ) -> list[Path]:
-    """Write `stem`.pdf, .svg and .png, and the .csv of the drawn bars.
+    """Write `stem` in `formats`, and the .csv of the drawn bars.
 
     `window` = (begin, end) in seconds limits what is drawn; default: the whole run.
 

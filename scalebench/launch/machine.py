@@ -305,7 +305,7 @@ def _charging(cluster: Cluster, measured: Calibration) -> Machine:
 
 
 def _stated(plan: StudyPlan, runs: Sequence[Run]) -> StepTable:
-    largest = max(plan.prepared.plans[run.workers].batch_size for run in runs)
+    largest = max(plan.prepared.plan_of(run).batch_size for run in runs)
     layers, seconds = layers_of(plan.study.model), plan.study.device_step_time
     if layers is None or seconds is None:
         return stated_table(plan.study, plan.cluster, largest)

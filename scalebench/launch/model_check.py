@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from scalebench.comm import engines
 from scalebench.errors import ModelError
 from scalebench.formatting import counted, roughly
-from scalebench.launch.planning import StudyPlan
+from scalebench.launch.planning import StudyPlan, parts_of
 from scalebench.launch.sweep import strategy_warnings
 from scalebench.launch.traffic import schedules_of
 from scalebench.models.registry import build_model
@@ -38,6 +38,8 @@ def look_at_model(plan: StudyPlan) -> list[str]:
     """
     import torch
 
+    from scalebench.models.parts import require_cut
+
     study, dataset = plan.study, next(iter(plan.prepared.datasets.values()))
     dtype = getattr(torch, study.dtype)
     model = build_model(study.model, dataset.input_shape, dataset.outputs, dataset.task, dtype, study.seed)
@@ -48,7 +50,10 @@ def look_at_model(plan: StudyPlan) -> list[str]:
     if study.init_weights is not None:
         load_weights(study.init_weights, parameters)
     without_gradient, notes = _tried(plan, model)
-    strategy_warnings(study, plan.sweep.runs, plan.cluster, shapes=shapes, without_gradient=without_gradient)
+    divided = any(parts_of(run) > 1 for run in plan.sweep.runs)
+    layers = require_cut(model, str(study.model), dataset.input_shape) if divided else None
+    runs, cluster = plan.sweep.runs, plan.cluster
+    strategy_warnings(study, runs, cluster, shapes=shapes, without_gradient=without_gradient, layers=layers)
     if any(buffer.is_floating_point() for buffer in model.buffers()):
         notes += local_statistics(study)
     meta = model.to("meta")
@@ -74,7 +79,7 @@ def _tried(plan: StudyPlan, model: nn.Module) -> Trial:
     from scalebench.models.trial import Trial, is_foreign, refuse_small_batches, try_model
 
     study, trained = plan.study, [run for run in plan.sweep.runs if run.execution != "modelled"]
-    smallest = min((plan.prepared.plans[run.workers].batch_sizes(0).min() for run in trained), default=0)
+    smallest = min((plan.prepared.plan_of(run).batch_sizes(0).min() for run in trained), default=0)
     dataset = next(iter(plan.prepared.datasets.values()))
     samples = min(int(smallest), _TRIED)
     if not samples or not (is_foreign(study.model) or samples == 1):
@@ -181,7 +186,7 @@ def estimate(plan: StudyPlan, left: Sequence[Run], most_to_come: int, jobs: int)
 def run_steps(plan: StudyPlan, run: Run) -> int:
     """Optimizer steps of one worker in the whole run."""
     prepared = plan.prepared if run.trial is None else plan.validation
-    return prepared.plans[run.workers].steps(0) * run.epochs
+    return prepared.plan_of(run).steps(0) * run.epochs
 
 
 def measured_step(plan: StudyPlan) -> float:

@@ -13,6 +13,7 @@ from scalebench.cluster.spec import Cluster
 from scalebench.comm import engines, slurm
 from scalebench.data.catalog import prepare, prepare_validation, with_checksum
 from scalebench.data.dataset import Dataset, open_dataset
+from scalebench.data.layout import cut
 from scalebench.data.plan import BatchPlan
 from scalebench.errors import DataError, StudyError
 from scalebench.formatting import counted
@@ -33,20 +34,42 @@ FEW_STEPS = 8  # between synchronisations: with fewer, averaging can hardly show
 
 @dataclass
 class Preparation:
-    """Data sets on disk and their division among the workers, by worker count."""
+    """Data sets on disk and their division among the workers, by worker count.
+
+    `plans` have those among most replicas of a worker count, `of_parts` all, by workers and workers of a replica.
+    """
 
     folders: dict[int, Path] = field(default_factory=dict)
     datasets: dict[int, Dataset] = field(default_factory=dict)
     plans: dict[int, BatchPlan] = field(default_factory=dict)
+    of_parts: dict[tuple[int, int], BatchPlan] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)
 
-    def add(self, study: Study, workers: int, folder: Path, seed: int, what: str) -> None:
-        """Divide the data in `folder` among so many workers; a failure to do so is said of `what`."""
+    def add(self, study: Study, runs: Iterable[Run], workers: int, folder: Path, seed: int, what: str) -> None:
+        """Divide the data in `folder` for `runs` at so many workers; a failure to do so is said of `what`."""
         self.folders[workers], self.datasets[workers] = folder, open_dataset(folder)
-        try:
-            self.plans[workers] = BatchPlan.of(study, workers, seed, self.datasets[workers])
-        except DataError as error:
-            raise DataError(f"{what}: {error}") from None
+        for parts in sorted({parts_of(run) for run in runs if run.workers == workers}):
+            among = f"{what}, {parts} of which hold a replica" if parts > 1 else what
+            try:
+                plan = BatchPlan.of(study, workers, seed, self.datasets[workers], parts)
+            except DataError as error:
+                raise DataError(f"{among}: {error}") from None
+            self.of_parts[workers, parts] = plan
+            self.plans.setdefault(workers, plan)
+
+    def plan_of(self, run: Run) -> BatchPlan:
+        """Return the batches of the workers of `run`."""
+        return self.of_parts[run.workers, parts_of(run)]
+
+
+def parts_of(run: Run) -> int:
+    """Return the number of workers of `run` that hold a replica."""
+    return registry.create(run.strategy.name, run.strategy.options, run.engine).traits.mesh(run.workers).parts
+
+
+def _micro_batches(run: Run) -> int:
+    strategy = registry.create(run.strategy.name, run.strategy.options, run.engine)
+    return strategy.traits.micro_batches if strategy.traits.mesh(run.workers).parts > 1 else 1
 
 
 @dataclass
@@ -80,11 +103,14 @@ class StudyPlan:
         return "cuda" if self.study.engine == "nccl" and engines.available("nccl") is None else "cpu"
 
     def batch_sizes(self, workers: set[int]) -> set[int]:
-        """All batch sizes of runs and trials at these worker counts."""
-        plans = [
-            made.plans[count] for made in (self.prepared, self.validation) for count in workers & made.plans.keys()
-        ]
-        return set().union(*(plan.all_batch_sizes(self.study.epochs) for plan in plans))
+        """All sizes of batches, and of micro-batches, of runs and trials at these worker counts."""
+        sizes: set[int] = set()
+        for made, runs in ((self.prepared, self.sweep.runs), (self.validation, self.trials)):
+            distinct = {(run.workers, str(run.strategy)): run for run in runs if run.workers in workers}
+            for run in distinct.values():
+                batches, pieces = made.plan_of(run).all_batch_sizes(self.study.epochs), _micro_batches(run)
+                sizes |= batches | {int(size) for batch in batches for size in cut(batch, min(pieces, batch))}
+        return sizes
 
     @property
     def native_budget_s(self) -> float:
@@ -125,7 +151,8 @@ def plan_study(study: Study, *, timed: bool = True) -> StudyPlan:
     for workers in sorted({run.workers for run in trials}):
         assert study.tune is not None
         folder = prepare_validation(there, workers, study.tune.validation, study.seed)
-        validation.add(there, workers, folder, trials[0].seed, f"tune: trials at {counted(workers, 'worker')}")
+        what = f"tune: trials at {counted(workers, 'worker')}"
+        validation.add(there, trials, workers, folder, trials[0].seed, what)
     return StudyPlan(study, cluster, sweep, prepared, trials, validation)
 
 
@@ -222,8 +249,9 @@ def prepare_study(study: Study, runs: list[Run]) -> Preparation:
     check_optimizer(study.optimizer)
     made = Preparation()
     for workers in sorted({run.workers for run in runs}):
-        made.add(study, workers, prepare(study, workers), study.seed, f"at {counted(workers, 'worker')}")
-        made.notes += [f"{counted(workers, 'worker')}: {note}" for note in made.plans[workers].notes]
+        made.add(study, runs, workers, prepare(study, workers), study.seed, f"at {counted(workers, 'worker')}")
+        of_plans = (note for (count, _), plan in made.of_parts.items() if count == workers for note in plan.notes)
+        made.notes += [f"{counted(workers, 'worker')}: {note}" for note in dict.fromkeys(of_plans)]
     of_data = dict.fromkeys(note for dataset in made.datasets.values() for note in dataset.notes)
     made.notes += [f"data set {study.dataset.name}: {note}" for note in of_data]
     made.notes += model_notes(study.model, next(iter(made.datasets.values())).input_shape)

@@ -141,7 +141,7 @@ def _same_batches(plan: StudyPlan, before: StudyPlan | None, run: Run) -> bool:
     """Return True if the workers of `run` take the batches that they took before."""
     if before is None:
         return True
-    now, then = (each.prepared.plans[run.workers].batch_sizes(0) for each in (plan, before))
+    now, then = (each.prepared.plan_of(run).batch_sizes(0) for each in (plan, before))
     return np.array_equal(now, then)
 
 

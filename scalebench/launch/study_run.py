@@ -26,7 +26,7 @@ from scalebench.launch.model_check import look_at_model
 from scalebench.launch.mpirun import Launcher
 from scalebench.launch.planning import StudyPlan
 from scalebench.launch.stopping_rule import Reporter, StoppingRule, Tally
-from scalebench.launch.sweep import Sweep, is_oversubscribed, is_simulated
+from scalebench.launch.sweep import Detail, Sweep, is_oversubscribed, is_simulated
 from scalebench.launch.traffic import TrafficCheck
 from scalebench.launch.tuning import with_chosen
 from scalebench.pricing.calibration_file import save_text
@@ -353,6 +353,8 @@ class StudyRun:
                 self.tally.count(run, outcome)
         if not run.warmup:
             self._reporter.ended(run, outcome)
+        if why := outcome.facts.why_single:
+            self._reporter.note(Detail(f"each of {run.workers} virtual workers computes its own gradients: {why}"))
         if not run.warmup and run.trial is None:
             for difference in self._traffic.differences(run, row):
                 self._reporter.note(difference)

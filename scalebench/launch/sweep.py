@@ -7,7 +7,7 @@ import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import accumulate
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -21,6 +21,9 @@ from scalebench.strategies.base import Setting
 from scalebench.study.heterogeneity import VirtualOptions
 from scalebench.study.jitter import STATED
 from scalebench.study.spec import ADAMW_DECAY, Component, Execution, Run, Study, Training, slug
+
+if TYPE_CHECKING:
+    from scalebench.models.parts import Layer
 
 # Keys that do not change a run's result: changing them repeats no run.
 _NOT_HASHED = {
@@ -170,11 +173,12 @@ def strategy_warnings(
     steps: Mapping[int, int] | None = None,
     shapes: Sequence[tuple[int, ...]] | None = None,
     without_gradient: Sequence[str] = (),
+    layers: Sequence[Layer] | None = None,
 ) -> list[str]:
     """Warnings of the strategies of `points`, each with the worker counts that it concerns unless these are all.
 
-    `steps` of an epoch by worker count, `shapes` of the model's parameters, and names of those `without_gradient`, once
-    they are known.
+    `steps` of an epoch by worker count, `shapes` of the model's parameters, names of those `without_gradient`, and
+    `layers` into which it can be cut, once they are known.
 
     Raises:
         StudyError: a strategy cannot work at a point.
@@ -185,7 +189,8 @@ def strategy_warnings(
     for point in points:
         strategy = registry.create(point.strategy.name, point.strategy.options, point.engine)
         per_node = _on_one_node(point, cluster, hosts)
-        setting = Setting(study, point.workers, per_node, (steps or {}).get(point.workers), shapes, without_gradient)
+        of_epoch = (steps or {}).get(point.workers)
+        setting = Setting(study, point.workers, per_node, of_epoch, shapes, without_gradient, layers)
         try:
             warnings = strategy.check(setting)
         except ModelError as error:

@@ -34,7 +34,7 @@ def traffic_of(plan: StudyPlan) -> list[Traffic]:
     runs = {run.workers: run for run in plan.sweep.runs if run.strategy == study.strategies[0]}
     found = []
     for workers, run in sorted(runs.items()):
-        dataset, shards = plan.prepared.datasets[workers], plan.prepared.plans[workers]
+        dataset, shards = plan.prepared.datasets[workers], plan.prepared.plan_of(run)
         schedules = schedules_of(plan, run, meta_model(study, dataset))
         moved = sum(int(shards.moved(epoch).sum()) for epoch in range(study.epochs)) * bytes_of_row(dataset, dtype)
         sent = sum(schedule.bytes_sent for schedule in schedules)
@@ -49,7 +49,9 @@ def schedules_of(plan: StudyPlan, run: Run, model: torch.nn.Module) -> list[Sche
     """The schedules of the workers of `run`, as virtual runs have them."""
     strategy = registry.create(run.strategy.name, run.strategy.options, "virtual")
     per_node = plan.cluster.node.workers_per_node
-    return record(run, strategy, plan.prepared.plans[run.workers], model, per_node)
+    prepared = plan.prepared
+    shape = prepared.datasets[run.workers].input_shape
+    return record(run, strategy, prepared.plan_of(run), model, per_node, shape)
 
 
 def bytes_of_row(dataset: Dataset, dtype: torch.dtype) -> int:

@@ -5,6 +5,7 @@ With one buffer an average is one collective, an optimizer step one kernel and a
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Sequence
 from itertools import pairwise
@@ -62,4 +63,4 @@ def views(parameters: Sequence[Tensor], flat: Tensor) -> list[Tensor]:
 def is_finite(vector: Tensor) -> bool:
     """Return True if all elements are finite, in one pass without allocation."""
     low, high = torch.aminmax(vector)
-    return bool(torch.isfinite(low) & torch.isfinite(high))
+    return math.isfinite(low.item()) and math.isfinite(high.item())

@@ -21,9 +21,9 @@ class TracedClock(WallClock):
         super().start()
         self.laps = []
 
-    def did(self, task: Task, samples: int = 0) -> None:
+    def did(self, task: Task, samples: int = 0, share: float = 1.0) -> None:
         before, running = self.mark, self.running
-        super().did(task, samples)
+        super().did(task, samples, share)
         if running:
             activity = "communication" if task == Task.COMM else task.name.lower()
             self.laps.append(Lap(activity, before, self.mark))

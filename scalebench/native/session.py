@@ -105,7 +105,8 @@ class Session:
     def _train(
         self, strategy: Strategy, dataset: Dataset, clock: WallClock, comm: NativeCommunicator
     ) -> Outcome | None:
-        plan = BatchPlan.of(self.run, self.run.workers, self.run.seed, dataset)
+        mesh = strategy.traits.mesh(self.run.workers)
+        plan = BatchPlan.of(self.run, self.run.workers, self.run.seed, dataset, mesh.parts)
         states: list[OneSidedState] = []
         servers: list[RankServer] = []
 
@@ -137,8 +138,11 @@ class Session:
             opens,
             server if self.served is not None else None,
             self.workers_per_node,
+            mesh=mesh,
         )
-        if isinstance(clock, PacedClock):
+        parameters = replica.parameters.numel()  # of a whole model, from which a worker may take a part
+        initial = replica.initial if self.run.save_weights and self.mpi.rank == 0 else None
+        if isinstance(clock, PacedClock) and mesh.parts == 1:
             clock.attach(replica.model, waits_in_backward=not strategy.traits.split_is_measured)
         ends: list[float] = []
         meter = self._meter()
@@ -182,14 +186,14 @@ class Session:
         meters, busy = zip(*told, strict=True) if told else ((), ())
         waited = waits(event_logs, meters) if strategy.traits.split_is_measured and self.nodes == 1 else None
         _set_waiting(reports, waited, epochs)
-        self._save_weights(replica, verdict)
+        self._save_weights(initial, verdict)
         found: list[Evaluation] = [item for share in evaluations for item in share]
         found.sort(key=lambda evaluation: (evaluation.epoch, evaluation.elapsed_s))
         energy_j, energy_source = total(energies) or (None, None)
         facts = RunFacts.of(
             dataset,
             plan,
-            parameters=replica.parameters.numel(),
+            parameters=parameters,
             nodes=self.nodes,
             workers_per_node=self.workers_per_node,
             device=device_name(self.device),
@@ -236,9 +240,9 @@ class Session:
         told = self.served.gather(None) if self.served is not None else None
         return [said for said in told or () if said is not None]
 
-    def _save_weights(self, replica: Replica, verdict: EvaluationResult) -> None:
-        if self.run.save_weights and self.job.weights is not None and verdict.final is not None:
-            save_weights(self.job.weights, self.run.run_id, replica.initial, verdict.final)
+    def _save_weights(self, initial: Tensor | None, verdict: EvaluationResult) -> None:
+        if initial is not None and self.job.weights is not None and verdict.final is not None:
+            save_weights(self.job.weights, self.run.run_id, initial, verdict.final)
 
     def _choose_device(self) -> torch.device:
         if self.run.engine == "nccl":

@@ -95,6 +95,7 @@ class Charges:
                 continue
             for place in places.tolist():
                 base[place] = self.operation_s(compute.names[place], int(compute.amounts[place, 0]))[:, None]
+        base *= compute.shares[:, None, None]
         factors: Floats = np.broadcast_to(self.speed[workers], (len(base), len(self.times), len(workers)))
         if any(self.jitter) and len(base):
             low, high = int(compute.steps[0]), int(compute.steps[-1]) + 1
@@ -140,7 +141,7 @@ class EqualWorkers:
 
     def seconds(self, compute: Compute, workers: Ints) -> Floats:
         """Return the seconds of each event, (events, M, 1)."""
-        found = self.tasks[compute.tasks]
+        found = self.tasks[compute.tasks] * compute.shares[:, None]
         updates = compute.places.get(Task.UPDATE)
         for place in compute.places.get(Task.OTHER, ()):
             found[place] = self.operation_s(compute.names[place], int(compute.amounts[place, 0]))

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 
 from scalebench.errors import UsageError
 from scalebench.pricing.overlap import hidden_s
+from scalebench.pricing.platform import binding
 from scalebench.pricing.prediction import SERIAL, Case, Predictor
 from scalebench.pricing.uncertainty import Uncertainty, cases_at_ends, interval, seconds_at_ends, uncertainty_of
 from scalebench.pricing.validity import lacking, memory_of, outside
@@ -91,8 +92,12 @@ class Point:
 
     @property
     def binds(self) -> str:
-        """The component whose halving shortens the training most, in parentheses that of a server or shared model."""
-        best = max(self.gains, key=lambda name: self.gains[name])
+        """The component whose halving shortens the training most, in parentheses that of a server or shared model.
+
+        Where communication takes more than half of the time, what binds is a part of it.
+        """
+        communicating = (self.exposed_s - self.wait_s) / self.train_s
+        best = max(binding(self.gains, communicating), key=lambda name: self.gains[name])
         return f"{best} (queue)" if self.queued and best.startswith("network") else best
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 
 from scalebench.cluster.engine_costs import EngineCosts
@@ -12,6 +13,7 @@ from scalebench.pricing.machine import OperationTimes
 # Component -> quantity that `changed` multiplies; twice that of a rate, or half of a time, is an improvement.
 RATES = ("compute", "memory bandwidth", "network bandwidth")
 TIMES = ("launch overhead", "network latency", "engine", "Horovod cycle", "input", "epoch overhead", "jitter")
+COMMUNICATION = ("network bandwidth", "network latency", "engine", "Horovod cycle")
 
 
 @dataclass(frozen=True)
@@ -97,6 +99,15 @@ class Platform:
             return replace(self, epoch_s=self.epoch_s * factor)
         assert component == "jitter", component
         return replace(self, jitter=self.jitter * factor)
+
+
+def binding(components: Iterable[str], communicating: float) -> list[str]:
+    """Return the components that may bind where exposed communication is the share `communicating` of the time.
+
+    Its parts (bandwidth, latency, reduction) may each follow less than compute does, though it takes more than half.
+    """
+    found = list(components)
+    return [name for name in found if name in COMMUNICATION] if communicating > 0.5 else found
 
 
 def faster(operations: OperationTimes, factor: float) -> OperationTimes:

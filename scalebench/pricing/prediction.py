@@ -219,6 +219,11 @@ class Predictor:
         key = (str(component), workers, excerpt)
         if key not in self._programs:
             per_node = self.platform.cluster.node.workers_per_node
+            if strategy.traits.mesh(workers).parts > 1:
+                raise StudyError(
+                    f"strategy {component.name}: workers that hold parts of a model are not predicted; run it with "
+                    "--execution modelled, which prices every step"
+                )
             training = self._run(component, 1, 1)
             strategy.check(Setting(training, workers, min(workers, per_node), steps, self._shapes))
             if workers > 1 and not strategy.requires:

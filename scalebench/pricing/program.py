@@ -10,6 +10,7 @@ from itertools import pairwise
 from typing import NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
 from scalebench.pricing.schedule import Event, Ints, Schedule
 from scalebench.system.clock import Task
@@ -22,9 +23,9 @@ class Compute(NamedTuple):
     """Compute of an epoch in order.
 
     `places` are those of the events of each task that occurs, `order` all of them, `firsts` where each task begins
-    there; `amounts` (events, workers) or (events, 1) are samples, of an operation of the strategy messages; `steps`
-    (events,) number the local step, `starts` the first event of each uninterrupted stretch. `names` are those of the
-    operations, of which there may be none.
+    there; `amounts` (events, workers) or (events, 1) are samples, of an operation of the strategy messages; `shares`
+    (events,) are those of the model's work; `steps` (events,) number the local step, `starts` the first event of each
+    uninterrupted stretch. `names` are those of the operations, of which there may be none.
     """
 
     tasks: Ints
@@ -32,6 +33,7 @@ class Compute(NamedTuple):
     order: Ints
     firsts: Ints
     amounts: Ints
+    shares: NDArray[np.float64]
     steps: Ints
     names: tuple[str, ...]
     starts: Ints
@@ -84,7 +86,7 @@ def programs_of(schedules: Sequence[Schedule]) -> list[Program]:
         events = schedule.events
         if id(events) not in keys:
             sends = any(event.kind == "send" for event in events)
-            operations = ((e.kind, e.blocking, e.name, id(e.partition), e.root) for e in events)
+            operations = ((e.kind, e.blocking, e.name, id(e.partition), e.root, e.share) for e in events)
             keys[id(events)] = rank if sends or len(schedules) == 1 else tuple(operations)
         alike[keys[id(events)]].append(rank)
     return [Program(np.array(ranks), list(_epochs([schedules[rank] for rank in ranks]))) for ranks in alike.values()]
@@ -99,16 +101,25 @@ def _epochs(schedules: Sequence[Schedule]) -> Iterator[Epoch]:
     else:
         amounts = np.stack([rows[id(schedule.events)] for schedule in schedules], axis=1)
     tasks = np.array([COMPUTE.get(event.kind, -1) for event in events], dtype=np.int64)
+    shares = np.array([event.share for event in events])
     numbers = np.maximum(np.cumsum(tasks == Task.DATA) - 1, 0)  # of the local step
     begin = 0
     for end in [*(place for place, event in enumerate(events) if event.kind == "epoch"), len(events)]:
         last = events[end].amount if end < len(events) else None
         here = slice(begin, end)
-        yield _epoch(last, events, begin, tasks[here], amounts[here], numbers[here])
+        yield _epoch(last, events, begin, tasks[here], amounts[here], shares[here], numbers[here])
         begin = end + 1
 
 
-def _epoch(number: int | None, events: Sequence[Event], begin: int, tasks: Ints, amounts: Ints, numbers: Ints) -> Epoch:
+def _epoch(
+    number: int | None,
+    events: Sequence[Event],
+    begin: int,
+    tasks: Ints,
+    amounts: Ints,
+    shares: NDArray[np.float64],
+    numbers: Ints,
+) -> Epoch:
     """Return the epoch of the events from `begin` on; `tasks` are -1 where there is no compute."""
     exchanges = tuple(at for at in np.flatnonzero(tasks < 0).tolist() if _exchanges(events[begin + at]))
     form = _form(tasks.tobytes(), exchanges)
@@ -118,7 +129,7 @@ def _epoch(number: int | None, events: Sequence[Event], begin: int, tasks: Ints,
     own = form.own
     names = tuple(events[begin + at].name for at in own.tolist()) if Task.OTHER in form.places else ()
     in_order = (form.places, form.order, form.firsts)
-    compute = Compute(tasks[own], *in_order, amounts[own], numbers[own], names, form.starts)
+    compute = Compute(tasks[own], *in_order, amounts[own], shares[own], numbers[own], names, form.starts)
     return Epoch(number, compute, steps, all(step.event is None or _together(step.event) for step in steps))
 
 

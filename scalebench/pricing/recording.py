@@ -6,10 +6,10 @@ Where a strategy's order depends on time (servers, asynchronous merges), a sched
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from functools import cache, cached_property, lru_cache
-from itertools import pairwise
+from itertools import islice, pairwise
 from types import SimpleNamespace
 from typing import Any
 
@@ -17,11 +17,14 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from scalebench.cluster.mesh import Mesh
 from scalebench.comm.base import Communicator, Server, ServerRule, SharedState
 from scalebench.data.dataset import Dataset
 from scalebench.data.plan import BatchPlan
 from scalebench.data.shard import equal_batches
+from scalebench.models.parts import Layer, layers_of
 from scalebench.models.registry import build_model
+from scalebench.models.sharding import held_by
 from scalebench.pricing.recorders import RecordingClock, RecordingCommunicator, RecordingServer, RecordingShared
 from scalebench.pricing.schedule import Event, RankGroups, Schedule
 from scalebench.strategies.base import Batch, Strategy
@@ -31,6 +34,7 @@ from scalebench.system.random_state import drawn_since, random_state, seeded, wo
 from scalebench.training.loop import train
 from scalebench.training.meters import Meters
 from scalebench.training.optimizers import build_optimizer
+from scalebench.training.stage import Order, Stage, StageShapes, sizes_of
 
 _META_MODELS: dict[str, torch.nn.Module] = {}  # the last one, by its parts
 _STATES: dict[str, dict[str, Tensor]] = {}  # of optimizers after a step
@@ -48,10 +52,18 @@ def meta_model(training: Training, dataset: Dataset) -> torch.nn.Module:
 
 
 def record(
-    run: Run, strategy: Strategy, plan: BatchPlan, model: torch.nn.Module, workers_per_node: int
+    run: Run,
+    strategy: Strategy,
+    plan: BatchPlan,
+    model: torch.nn.Module,
+    workers_per_node: int,
+    input_shape: tuple[int, ...] = (),
 ) -> list[Schedule]:
-    """Record the schedules of all workers of `run`; `model` is on the meta device."""
-    return list(record_each(run, strategy, plan, model, workers_per_node))
+    """Record the schedules of all workers of `run`; `model` is on the meta device.
+
+    `input_shape` is that of a sample, which only strategies ask for that cut the model.
+    """
+    return list(record_each(run, strategy, plan, model, workers_per_node, input_shape=input_shape))
 
 
 def record_each(
@@ -61,6 +73,7 @@ def record_each(
     model: torch.nn.Module,
     workers_per_node: int,
     everyone: RankGroups | None = None,
+    input_shape: tuple[int, ...] = (),
 ) -> Iterator[Schedule]:
     """Yield the schedules of `record`, each recorded when it is asked for.
 
@@ -69,15 +82,17 @@ def record_each(
     everyone = everyone or RankGroups.of_all(run.workers)
     # Recorded once for the workers that take the same batches, where their rank is not read.
     alike: dict[object, Schedule] = {}
+    mesh = strategy.traits.mesh(run.workers)
     for rank in range(run.workers):
-        same = alike.get(batches_of(plan, rank, run.epochs)) if alike else None
+        batches = batches_of(plan, rank // mesh.parts, run.epochs)
+        same = alike.get(batches) if alike else None
         if same is not None and same.report is not None:
             yield replace(same, rank=rank, report=replace(same.report, rank=rank))
             continue
         schedule = Schedule(rank)
         clock = RecordingClock(schedule)
         comm = RecordingCommunicator(clock, everyone, rank)
-        worker = RecordingWorker(run, plan, comm, clock, workers_per_node, model)
+        worker = RecordingWorker(run, plan, comm, clock, workers_per_node, model, mesh, input_shape)
         with seeded(worker_seed(run.seed, rank)):  # a user's strategy may draw from the global generators
             before = random_state()
             schedule.report = train(worker, strategy)
@@ -86,7 +101,7 @@ def record_each(
         schedule.memory_bytes = worker.memory_bytes
         yield schedule
         if not schedule.reads_rank:
-            alike[batches_of(plan, rank, run.epochs)] = schedule
+            alike[batches] = schedule
 
 
 def batches_of(plan: BatchPlan, rank: int, epochs: int) -> object:
@@ -105,11 +120,28 @@ class RecordingWorker:
     """Implements `strategies.base.Worker` on torch's meta device."""
 
     def __init__(
-        self, run: Run, plan: BatchPlan, comm: Communicator, clock: Clock, workers_per_node: int, model: torch.nn.Module
+        self,
+        run: Run,
+        plan: BatchPlan,
+        comm: Communicator,
+        clock: Clock,
+        workers_per_node: int,
+        model: torch.nn.Module,
+        mesh: Mesh | None = None,
+        input_shape: tuple[int, ...] = (),
     ) -> None:
-        self.run, self.plan, self.comm, self.clock = run, plan, comm, clock
-        self._rank, self.size, self.epochs = comm.rank, comm.size, run.epochs
-        self._workers_per_node = min(workers_per_node, comm.size)
+        self.run, self.plan, self.clock = run, plan, clock
+        self.mesh, self._input_shape = mesh or Mesh(comm.size), input_shape
+        self.world = self.comm = self.replica = comm
+        world_rank = comm.rank
+        if (parts := self.mesh.parts) > 1:
+            self.replica = comm.split(lambda rank: rank // parts)
+            self.comm = comm.split(lambda rank: rank % parts)
+        self._rank, self.size, self.epochs = self.comm.rank, self.comm.size, run.epochs
+        self._workers_per_node = max(1, min(workers_per_node, comm.size) // parts)
+        self.stage: Stage | None = None
+        self._update_share = 1.0
+        self._loss_is_elsewhere = False
         self.model: Any = model
         numbers = _trainable_numbers(model)
         self.dtype: torch.dtype = getattr(torch, run.dtype)
@@ -118,7 +150,7 @@ class RecordingWorker:
         self.forward: Callable[[Tensor], Tensor] = lambda x: x
         self.state = SimpleNamespace()
         self.on_epoch: Callable[[int], None] | None = None
-        self.meters = Meters(self._rank, clock, comm)
+        self.meters = Meters(world_rank, clock, comm)
         self.steps = 0
         self._hosted: list[Tensor] = []  # models that others access here
         self._epoch = self._epochs_done = 0
@@ -148,6 +180,9 @@ class RecordingWorker:
     def last_loss(self) -> Tensor:
         """A loss that halves with each epoch; the schedule then depends on it."""
         self._reads("loss")
+        if self._loss_is_elsewhere:
+            self.replica.broadcast_(self.parameters.new_empty(()), root=self.replica.size - 1)
+            self._loss_is_elsewhere = False
         return torch.full((), 0.5**self._epochs_done, dtype=self.dtype)
 
     @property
@@ -203,7 +238,32 @@ class RecordingWorker:
             nothing = _nothing(high - low)
             yield Batch(nothing, nothing, 1.0, step, after > before)
 
+    @property
+    def layers(self) -> int:
+        return len(_layers_of(self.model, str(self.run.model)))
+
+    def take(self, sizes: Sequence[int], order: Order, micro_batches: int) -> None:
+        mesh, replica, tensor = self.mesh, self.replica, self.mesh.tensor
+        whole, sample = self.parameters.numel(), torch.empty(2, *self._input_shape, dtype=self.dtype, device="meta")
+        layers = _layers_of(self.model, str(self.run.model))
+        held = held_by(layers, sizes, mesh, replica.rank, str(self.run.model))
+        facts, segments = sizes_of(layers, held, sizes, mesh, replica.rank, sample)
+        numbers = _trainable_numbers(held.model)
+        self.parameters = torch.empty(numbers, dtype=self.dtype, device="meta")
+        self.gradients = self.parameters.clone()
+        sharing = replica.split(lambda rank: rank // tensor) if tensor > 1 else replica
+        compute = StageShapes(facts, segments, sharing, self.parameters)
+        self.stage = Stage(facts, order, micro_batches, replica, mesh, compute)
+        self._update_share = numbers / whole
+
+    def is_finite(self) -> bool:
+        return True
+
     def gradient(self, batch: Batch, weight: float = 1.0, *, add: bool = False) -> None:
+        if self.stage is not None:
+            self.stage.step(batch, weight, self.clock)
+            self._loss_is_elsewhere = self.mesh.pipeline > 1
+            return
         samples = batch.x.shape[0]
         self.clock.did(Task.FORWARD, samples)
         self.clock.did(Task.BACKWARD, samples)
@@ -214,11 +274,15 @@ class RecordingWorker:
 
     def update(self) -> None:
         self.steps += 1
-        self.clock.did(Task.UPDATE)
+        self.clock.did(Task.UPDATE, share=self._update_share)
 
     def local_step(self, batch: Batch) -> None:
         self.gradient(batch)
         self.update()
+
+    def local_steps(self, batches: Iterator[Batch], steps: int | None = None) -> None:
+        for batch in islice(batches, steps):
+            self.local_step(batch)
 
     def adopt(self, weights: Tensor) -> None:
         self.steps += 1
@@ -269,6 +333,11 @@ def _state_after_step(optimizer: Component) -> dict[str, Tensor]:
         stepped.step()
         _STATES[key] = {name: value for name, value in stepped.state[one].items() if isinstance(value, Tensor)}
     return _STATES[key]
+
+
+@lru_cache(maxsize=2)
+def _layers_of(model: torch.nn.Module, name: str) -> list[Layer]:
+    return layers_of(model, name)
 
 
 @lru_cache(maxsize=2)

@@ -89,6 +89,7 @@ class Event(NamedTuple):
     partition: RankGroups | None = None  # of which the members of a collective are a group
     root: int = 0  # rank among the members; tag of a message
     overlap: Overlap | None = None
+    share: float = 1.0  # of the model's work in a task of compute
 
 
 @dataclass

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from scalebench.errors import UsageError, nearest
 from scalebench.formatting import digits, seconds, share
 from scalebench.pricing.advice import with_option
-from scalebench.pricing.platform import RATES, Platform
+from scalebench.pricing.platform import RATES, Platform, binding
 from scalebench.pricing.prediction import SERIAL, Case, Predictor
 from scalebench.pricing.uncertainty import ENDS, cases_at_ends, seconds_at_ends, uncertainty_of
 from scalebench.pricing.validity import lacking, outside
@@ -149,22 +149,33 @@ class Plane:
         """True for cells outside what is known, or that do not fit."""
         return np.asarray((self.outside != "") | (self.lacking != ""))
 
+    def least(self) -> tuple[int, int]:
+        """Return the cell with the least time, of those that fit and are inside what is known if there are any."""
+        allowed = [self.lacking == "", ~self.marked]  # one of the last of these that have cells
+        chosen = next((each for each in reversed(allowed) if each.any()), np.ones(self.train_s.shape, dtype=bool))
+        row, column = divmod(int(np.where(chosen, self.train_s, np.inf).argmin()), self.train_s.shape[1])
+        return row, column
+
+    def where(self, cell: tuple[int, int]) -> str:
+        """Return a cell's values of the axes."""
+        return ", ".join(axis.at(axis.values[place]) for axis, place in zip(self.axes, cell, strict=False))
+
     def sentences(self) -> list[str]:
         """Return the range of times and where the least is, the share and place of each binding component."""
-        allowed = [self.lacking == "", ~self.marked]  # the least is one of the last of these that have cells
-        chosen = next((each for each in reversed(allowed) if each.any()), np.ones(self.train_s.shape, dtype=bool))
-        best = divmod(int(np.where(chosen, self.train_s, np.inf).argmin()), self.train_s.shape[1])
-        where = ", ".join(axis.at(axis.values[place]) for axis, place in zip(self.axes, best, strict=False))
         said = [
             f"{self.train_s.size:,} cells, modelled: {seconds(float(self.train_s.min()))} to "
-            f"{seconds(float(self.train_s.max()))} of training; the least at {where}"
+            f"{seconds(float(self.train_s.max()))} of training; the least at {self.where(self.least())}"
         ]
         said += [
             f"bound by {name}: {share(part)} of the cells{self._borders(place)}"
             for place, name in enumerate(self.components)
             if (part := self.share_bound_by(name))
         ]
-        said += [
+        return said + self.remarks()
+
+    def remarks(self) -> list[str]:
+        """Return which axes the time does not react to, and where cells are outside what is known, or too large."""
+        said = [
             f"the time does not react to {name}: {self.reasons.get(name, 'nothing waits for it')}"
             for name in self.without_effect()
         ]
@@ -312,9 +323,12 @@ def _priced(
                     has = name in predictor.components(strategy, case.platform)
                     improved[key] = kept.improved(case.platform, name) if has else case.platform
                 cases.append(Case(improved[key], case.batch))
-        times = predictor.times(strategy, workers, cases).time.reshape(len(names) + 1, len(own))
+        priced = predictor.times(strategy, workers, cases)
+        times = priced.time.reshape(len(names) + 1, len(own))
         times_s[places] = times[0]
-        bound[places] = np.argmin(times[1:], axis=0)
+        for at, (place, _) in enumerate(own):
+            least = binding(names, float((priced.comm[at] - priced.wait[at]) / priced.time[at]))
+            bound[place] = min(map(names.index, least), key=lambda component: float(times[1 + component, at]))
         alone[places] = predictor.times(SERIAL, 1, [case for _, case in own]).time / workers
     workload = predictor.workload
     return Plane(

@@ -54,11 +54,13 @@ def rows_of(
         "started_utc": started_utc,
     }
     parts = _parts(workers, train_s) | _reached(run, evaluations)
-    row = RunRow(**(_equally_named(run, facts) | _synchronisation(strategy, run) | measured | parts | provenance))
+    row = RunRow(
+        **(_equally_named(run, facts, strategy) | _synchronisation(strategy, run) | measured | parts | provenance)
+    )
     return row, _epoch_rows(strategy.synchronisation.every, run, outcome, attempt)
 
 
-def _equally_named(run: Run, facts: RunFacts) -> dict[str, Any]:
+def _equally_named(run: Run, facts: RunFacts, strategy: Strategy) -> dict[str, Any]:
     """Return the columns named like a key of the run or a fact of its outcome; a known fact counts before a key."""
     known = {name: value for name, value in vars(facts).items() if value is not None}
     values = {
@@ -66,7 +68,7 @@ def _equally_named(run: Run, facts: RunFacts) -> dict[str, Any]:
     }
     values |= {name: str(value) for name, value in values.items() if isinstance(value, Component)}
     if values["batch_global"] is None and values["batch_per_worker"]:
-        values["batch_global"] = values["batch_per_worker"] * run.workers
+        values["batch_global"] = values["batch_per_worker"] * strategy.traits.mesh(run.workers).data
     return values | {"tuned": run.tuned or None}
 
 

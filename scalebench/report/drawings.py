@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import re
 import warnings
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Hashable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
 from itertools import islice
+from operator import itemgetter
+from typing import Any, NamedTuple
 
 import pandas as pd
 from markupsafe import Markup
@@ -22,7 +25,7 @@ from scalebench.figures.drawing.canvas import WIDTH_IN, Canvas
 from scalebench.figures.drawing.caption import describe_machines, describe_study
 from scalebench.figures.drawing.panel import Panel
 from scalebench.figures.drawing.styles import Handle
-from scalebench.figures.plotting import house_style
+from scalebench.figures.plotting import drawing_processes, house_style, shared_results, slowest_first
 from scalebench.formatting import digits
 from scalebench.report.svg import StyleSheet, inline, write
 
@@ -33,15 +36,23 @@ ORDER = (
 _WIDEST_IN = 4.0  # of a panel: letters of a wider one are too small on a phone
 _KEY_IN = (0.36, 0.15)
 _MOST_SERIES = 16  # in the text of a panel
+_SERIES = ["series", "execution", "quantity"]
+
+
+class Svg(NamedTuple):
+    """A document of matplotlib, whose ids are to begin with `prefix` on the page."""
+
+    document: str
+    prefix: str
 
 
 @dataclass(frozen=True)
 class Picture:
-    """One panel: title, text alternative with numbers, and `<svg>`."""
+    """One panel: title, text alternative with numbers, and picture, of which `inlined` makes an `<svg>` of the page."""
 
     title: str
     words: str
-    svg: Markup
+    svg: Svg | Markup
 
 
 @dataclass(frozen=True)
@@ -54,34 +65,56 @@ class Drawing:
     name: str
     summary: str
     rows: Sequence[tuple[int, Sequence[Picture]]] = ()
-    keys: Sequence[Sequence[tuple[str, Markup]]] = ()
+    keys: Sequence[Sequence[tuple[str, Svg | Markup]]] = ()
     caption: str = ""
     absent: str = ""
+    notes: tuple[str, ...] = ()  # of the results, once it is drawn
 
 
-def draw_all(results: Results, sheet: StyleSheet) -> list[Drawing]:
-    """Draw the default figures, in the order of `ORDER`."""
+@contextmanager
+def drawing_all(results: Results, jobs: int = 1) -> Iterator[Iterator[Drawing]]:
+    """Give the default figures, in the order of `ORDER`; `jobs` other processes, if more than one, draw meanwhile."""
     names = sorted(default_figures(), key=lambda name: (ORDER.index(name) if name in ORDER else len(ORDER), name))
-    with house_style(), warnings.catch_warnings():
-        warnings.filterwarnings("ignore", message="Glyph .* missing from font")  # the browser has other fonts
-        # The page states these sentences once.
-        known = {describe_study(results), describe_machines(results)} if len(results.completed) else set()
-        return [_draw(results, name, sheet, known) for name in names]
+    if jobs == 1:
+        yield (_draw(results, name) for name in names)
+        return
+    with drawing_processes(jobs, results) as pool:
+        drawn = {name: pool.submit(_draw_shared, name) for name in slowest_first(names)}
+        yield (drawn[name].result() for name in names)
 
 
-def _draw(results: Results, name: str, sheet: StyleSheet, known: set[str]) -> Drawing:
+def inlined(drawing: Drawing, sheet: StyleSheet) -> Drawing:
+    """Return `drawing` with pictures for the page, whose styles are those of `sheet`."""
+
+    def on_page(svg: Svg | Markup) -> Markup:
+        return svg if isinstance(svg, Markup) else Markup(inline(svg.document, svg.prefix, sheet))  # noqa: S704
+
+    rows = [(count, [replace(one, svg=on_page(one.svg)) for one in pictures]) for count, pictures in drawing.rows]
+    keys = [[(text, on_page(svg)) for text, svg in row] for row in drawing.keys]
+    return replace(drawing, rows=rows, keys=keys)
+
+
+def _draw_shared(name: str) -> Drawing:
+    return _draw(shared_results(), name)
+
+
+def _draw(results: Results, name: str) -> Drawing:
     kind = FIGURES.create(name, {})
     if absent := kind.absent(results):
-        return Drawing(name, kind.summary, absent=absent)
+        return Drawing(name, kind.summary, absent=absent, notes=tuple(results.notes))
+    known = {describe_study(results), describe_machines(results)}  # sentences that the page states once
     canvas = PanelCanvas(name)
-    kind.draw(results, canvas)
-    return canvas.drawing(kind.summary, sheet, known)
+    with house_style(), warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="Glyph .* missing from font")  # the browser has other fonts
+        kind.draw(results, canvas)
+        drawing = canvas.drawing(kind.summary, known)
+    return replace(drawing, notes=tuple(results.notes))
 
 
 class PanelCanvas(Canvas):
     """A canvas that draws each panel as a separate figure."""
 
-    def rows(self, *rows: tuple[int, float]) -> list[Panel]:
+    def rows(self, *rows: tuple[int, float], together: int = 1) -> list[Panel]:
         self._grid = list(rows)
         for count, height in rows:
             width = min(WIDTH_IN / count, _WIDEST_IN)
@@ -90,47 +123,43 @@ class PanelCanvas(Canvas):
                 self.panels.append(Panel(figure.subplots(), width))
         return self.panels
 
-    def drawing(self, summary: str, sheet: StyleSheet, known: set[str]) -> Drawing:
-        """Return the panels as inline SVG, and the caption without the sentences in `known`."""
+    def drawing(self, summary: str, known: set[str]) -> Drawing:
+        """Return the panels as SVG, and the caption without the sentences in `known`."""
         self.close()
         rows, panels = [], iter(self.panels)
         for count, _ in self._grid:
             band = list(islice(panels, count))
             # `Panel.blank` hides the axes.
             shown = [panel for panel in band if panel.ax.spines["left"].get_visible()]
-            rows.append((count, [self._picture(panel, band[0], sheet) for panel in shown]))
+            rows.append((count, [self._picture(panel, band[0]) for panel in shown]))
         keys = [
-            [
-                (text, _key(artist, f"{self.name}-k{row}-{place}-", sheet))
-                for place, (artist, text) in enumerate(entries)
-            ]
+            [(text, Svg(_key(artist), f"{self.name}-k{row}-{place}-")) for place, (artist, text) in enumerate(entries)]
             for row, entries in enumerate(self._legend)
         ]
         caption = " ".join(sentence for sentence in self._caption if sentence not in known)
         return Drawing(self.name, summary, [row for row in rows if row[1]], keys, caption)
 
-    def _picture(self, panel: Panel, first: Panel, sheet: StyleSheet) -> Picture:
-        ax = panel.ax
-        title = _title(panel)
+    def _picture(self, panel: Panel, first: Panel) -> Picture:
+        ax, data = panel.ax, panel.data()
+        title = _title(panel, data)
         ax.set_title("", loc="left")
         if not ax.get_ylabel():  # only the first panel of a row has it
             ax.set_ylabel(first.ax.get_ylabel())
             ax.tick_params(labelleft=True)
         number = self.panels.index(panel)
-        svg = inline(write(ax.get_figure(root=True)), f"{self.name}-{number}-", sheet)
-        return Picture(title, describe(panel.data(), ax.get_xlabel(), ax.get_ylabel()), Markup(svg))  # noqa: S704
+        svg = Svg(write(ax.get_figure(root=True)), f"{self.name}-{number}-")
+        return Picture(title, describe(data, ax.get_xlabel(), ax.get_ylabel()), svg)
 
 
-def _title(panel: Panel) -> str:
-    """Return the full title with its letter."""
+def _title(panel: Panel, data: pd.DataFrame) -> str:
+    """Return the full title with its letter; `data` are those of the panel."""
     drawn = panel.ax.get_title(loc="left")
     letter = re.match(r"\([a-z]\) ", drawn)
-    data = panel.data()
     return (letter[0] if letter else "") + str(data["panel"].iloc[0]) if len(data) else drawn
 
 
-def _key(artist: Handle, prefix: str, sheet: StyleSheet) -> Markup:
-    """Draw a legend entry without its text."""
+def _key(artist: Handle) -> str:
+    """Draw a legend entry without its text; return the SVG document."""
     figure = Figure(figsize=_KEY_IN)
     figure.patch.set_visible(False)
     copy: Artist
@@ -144,7 +173,7 @@ def _key(artist: Handle, prefix: str, sheet: StyleSheet) -> Markup:
             copy.update_from(part)
         copy.set_transform(figure.transFigure)
         figure.add_artist(copy)
-    return Markup(inline(write(figure), prefix, sheet))  # noqa: S704
+    return write(figure)
 
 
 def describe(drawn: pd.DataFrame, x: str, y: str) -> str:
@@ -155,23 +184,19 @@ def describe(drawn: pd.DataFrame, x: str, y: str) -> str:
     axes = f"{y or 'value'} against {x or 'workers'}"
     if drawn.empty or "execution" not in drawn:
         return f"{axes}: nothing drawn."
-    series = drawn[drawn["execution"].notna() & drawn["y"].notna()]
-    courses = [
-        _course(key, group.sort_values(_along(group)))
-        for key, group in series.groupby(["series", "execution", "quantity"], sort=False)
-    ]
+    points: dict[tuple[str, ...], list[dict[Hashable, Any]]] = {}
+    for point in drawn.dropna(subset=[*_SERIES, "y"]).to_dict("records"):
+        points.setdefault(tuple(str(point[name]) for name in _SERIES), []).append(point)
+    courses = [_course(key, own) for key, own in points.items()]
     more = f" And {len(courses) - _MOST_SERIES} more series." if len(courses) > _MOST_SERIES else ""
     return f"{axes}. {' '.join(courses[:_MOST_SERIES])}{more}" if courses else f"{axes}: not measured."
 
 
-def _along(group: pd.DataFrame) -> str:
-    return "x" if "x" in group and group["x"].notna().all() else "workers"
-
-
-def _course(key: tuple[object, ...], group: pd.DataFrame) -> str:
-    name, execution, quantity = (str(part) for part in key)
+def _course(key: tuple[str, ...], points: list[dict[Hashable, Any]]) -> str:
+    name, execution, quantity = key
     part = quantity.rpartition(": ")[2] if ": " in quantity else ""
-    along = _along(group)
-    points = group.iloc[[0, -1] if len(group) > 1 else [0]].to_dict("records")
-    course = ", ".join(f"{digits(point['y'])} at {point[along]:.3g}" for point in points)
+    along = "x" if all(pd.notna(point.get("x")) for point in points) else "workers"
+    ordered = sorted(points, key=itemgetter(along))
+    ends = ordered if len(ordered) == 1 else [ordered[0], ordered[-1]]
+    course = ", ".join(f"{digits(point['y'])} at {point[along]:.3g}" for point in ends)
     return f"{name}{f', {part}' if part else ''} ({execution}): {course}."

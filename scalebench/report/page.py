@@ -19,7 +19,7 @@ from scalebench.errors import writing
 from scalebench.records.provenance import redact
 from scalebench.report.answer import answer
 from scalebench.report.comparison import as_text, comparisons
-from scalebench.report.drawings import draw_all
+from scalebench.report.drawings import drawing_all, inlined
 from scalebench.report.origin import machines, rerun_of, study_facts
 from scalebench.report.svg import StyleSheet
 from scalebench.report.tables import tables
@@ -32,10 +32,11 @@ _SHORTEST = 6  # characters: shorter texts hold no path or secret
 _UNPRINTABLE = re.compile(r"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f\ud800-\udfff]")
 
 
-def write_report(folder: Path, output: Path | None = None) -> Path:
+def write_report(folder: Path, output: Path | None = None, jobs: int = 1) -> Path:
     """Write the report on the study in `folder` to `output` (plots/<study>/report.html); return its path.
 
-    The same records give the same bytes.
+    With more than one of `jobs`, as many other processes draw the figures while this one computes the words. The same
+    records give the same bytes.
 
     Raises:
         ResultsError: `folder` cannot be read, or `output` cannot be written.
@@ -46,26 +47,25 @@ def write_report(folder: Path, output: Path | None = None) -> Path:
     output = output or Path("plots") / slug(study) / "report.html"
     with writing(output, _ELSEWHERE):  # fails before the figures are drawn
         output.parent.mkdir(parents=True, exist_ok=True)
-    compared = comparisons(results)
     sheet = StyleSheet()
-    reply = answer(results, compared)
-    text = render(
-        {
+    with drawing_all(results, jobs) as drawings:
+        compared = comparisons(results)
+        reply = answer(results, compared)
+        facts = {
             "version": __version__,
             "study": study,
             "description": str(results.study.get("description") or ""),
             "answer": reply,
             "summary": as_text(reply.sentence),
             "facts": study_facts(results),
-            "drawings": draw_all(results, sheet),
             "tables": tables(results, compared),
             "method": check(evidence),
-            "notes": results.notes,
             "machines": machines(evidence.rows, evidence.provenance),
             "rerun": rerun_of(results, evidence.provenance),
-        },
-        sheet,
-    )
+        }
+        drawn = [inlined(drawing, sheet) for drawing in drawings]
+    notes = dict.fromkeys([*results.notes, *(note for drawing in drawn for note in drawing.notes)])
+    text = render({**facts, "drawings": drawn, "notes": list(notes)}, sheet)
     with writing(output, _ELSEWHERE), atomic_file(output) as file:
         file.write(text)
     return output

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Annotated, Literal
 
 from pydantic import Field
@@ -113,6 +114,31 @@ class Averaging(Strategy):
             if self.buffers == "average" and (statistics := floating_buffers(worker)):
                 average_(worker.comm, statistics, self.weight(worker))
         return vector
+
+
+def train_shard(worker: Worker, epoch: int, optimizer_state: str) -> None:
+    """Take the local steps of `epoch`, with a new optimizer for each ds-tensor block if `optimizer_state` says so."""
+    if optimizer_state != "reset_per_block":
+        worker.local_steps(worker.batches(epoch))
+        return
+    for batch in worker.batches(epoch):
+        if batch.first_of_block:
+            worker.reset_optimizer()
+        worker.local_step(batch)
+
+
+def local_intervals(worker: Worker, epoch: int, due: Callable[[int], bool]) -> Iterator[bool]:
+    """Take the local steps of `epoch`, and stop where `due(steps so far)` says so and at the end, which is True.
+
+    `worker.state.taken` counts the steps through all epochs.
+    """
+    state, batches, left = worker.state, worker.batches(epoch), worker.steps_in(epoch)
+    while left:
+        steps = next((count for count in range(1, left) if due(state.taken + count)), left)
+        worker.local_steps(batches, steps)
+        state.taken += steps
+        left -= steps
+        yield left == 0
 
 
 def too_few_steps(setting: Setting, interval: int, start: int = 0) -> list[str]:

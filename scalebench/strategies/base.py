@@ -9,11 +9,12 @@ from __future__ import annotations
 
 import functools
 import inspect
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple, Protocol
 
+from scalebench.cluster.mesh import Mesh
 from scalebench.comm.base import Capability, Communicator, Server, ServerRule, SharedState
 from scalebench.registry import Choice
 from scalebench.strategies.traits import Traits
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
     import torch
     from torch import Tensor
 
+    from scalebench.models.parts import Layer
     from scalebench.study.spec import Training
 
 
@@ -36,8 +38,19 @@ class Batch(NamedTuple):
     first_of_block: bool  # the batch holds the first sample of a ds-tensor block
 
 
+class Move(NamedTuple):
+    """One move of a stage: the forward or backward pass of a micro-batch."""
+
+    forward: bool
+    micro_batch: int
+
+
 class Worker(Protocol):
-    """One replica: its model, optimizer, shard of the data, communicator and clock."""
+    """One replica: its model, optimizer, shard of the data, communicator and clock.
+
+    Where a replica has several workers (`Traits.mesh`), `rank`, `size` and `comm` are of the workers that hold the
+    same part of every replica: what a strategy does with them, it does with each part of the model.
+    """
 
     @property
     def rank(self) -> int: ...
@@ -106,11 +119,31 @@ class Worker(Protocol):
     def local_step(self, batch: Batch) -> None:
         """Call `gradient`, then `update`."""
 
+    def local_steps(self, batches: Iterator[Batch], steps: int | None = None) -> None:
+        """Take a local step on each of the next `steps` of `batches`, by default on all that are left.
+
+        The same as a loop over `local_step`, and several times faster in virtual runs: as nothing of the worker is
+        looked at between two steps, the steps of all workers are computed together.
+        """
+
     def reset_optimizer(self) -> None:
         """Delete momentum and all other optimizer state."""
 
     def is_last(self, epoch: int) -> bool:
         """Return True if `epoch` (0-based) is the last one."""
+
+    mesh: Mesh
+
+    @property
+    def layers(self) -> int:
+        """Number of layers into which the model can be cut."""
+
+    def take(self, sizes: Sequence[int], order: Callable[[int, int, int], Iterable[Move]], micro_batches: int) -> None:
+        """Hold one stage of the model only, of stages with `sizes` layers, and train it by micro-batches. Collective.
+
+        `order(stage, stages, micro_batches)` are the moves of a stage in a step. From now on `model`, `parameters`,
+        `gradients` and `optimizer` are those of the stage, and `gradient` takes part in the step of the replica.
+        """
 
     forward: Callable[[Tensor], Tensor]  # the model, or a wrapper of it (the real DDP)
 
@@ -158,6 +191,7 @@ class Setting:
     steps: int | None = None  # of an epoch; None until the data are partitioned
     shapes: Sequence[tuple[int, ...]] | None = None  # of the model's parameters; None until it is built
     without_gradient: Sequence[str] = ()  # names of parameters that get none in some step
+    layers: Sequence[Layer] | None = None  # into which the model can be cut; None until it is built
 
 
 class Strategy(Choice):

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, ClassVar
 
 from pydantic import Field
 
-from scalebench.strategies.averaging import Averaging, too_few_steps
+from scalebench.strategies.averaging import Averaging, local_intervals, too_few_steps
 from scalebench.strategies.base import Setting, Synchronisation, Worker
 from scalebench.strategies.registry import register
 from scalebench.strategies.replica_state import average_
@@ -45,12 +45,12 @@ class Easgd(Averaging):
             worker.epoch_done(epoch, None)
 
     def train_epoch(self, worker: Worker, epoch: int) -> None:
-        last = self.last_step(worker, epoch)
-        for batch in worker.batches(epoch):
-            worker.local_step(batch)
-            worker.state.taken += 1
-            if worker.state.taken % self.steps == 0 or batch.step == last:
+        for epoch_ends in local_intervals(worker, epoch, self.due):
+            if self.due(worker.state.taken) or (epoch_ends and self.ends_training(worker, epoch)):
                 self._exchange(worker)
+
+    def due(self, taken: int) -> bool:
+        return taken % self.steps == 0
 
     def _exchange(self, worker: Worker) -> None:
         drawn = worker.clock.work(self._draw, worker)

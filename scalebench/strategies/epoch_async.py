@@ -10,7 +10,7 @@ import numpy as np
 from pydantic import Field
 
 from scalebench.comm.base import Capability
-from scalebench.strategies.averaging import Averaging, PerBlock, too_few_epochs
+from scalebench.strategies.averaging import Averaging, PerBlock, too_few_epochs, train_shard
 from scalebench.strategies.base import Setting, Synchronisation, Worker
 from scalebench.strategies.registry import register
 from scalebench.strategies.replica_state import average_, packed, unpack_
@@ -55,10 +55,7 @@ class EpochAsync(Averaging):
         worker.state.share = self.share_of(worker.rank, self.weights_of_all(worker))
 
     def train_epoch(self, worker: Worker, epoch: int) -> None:
-        for batch in worker.batches(epoch):
-            if batch.first_of_block and self.optimizer_state == "reset_per_block":
-                worker.reset_optimizer()
-            worker.local_step(batch)
+        train_shard(worker, epoch, self.optimizer_state)
         if (epoch + 1) % self.every == 0 or self.ends_training(worker, epoch):
             self.merge_with_shared(worker)
 

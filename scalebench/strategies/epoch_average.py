@@ -6,7 +6,7 @@ from typing import ClassVar, Literal
 
 from pydantic import Field
 
-from scalebench.strategies.averaging import Averaging, PerBlock, too_few_epochs
+from scalebench.strategies.averaging import Averaging, PerBlock, too_few_epochs, train_shard
 from scalebench.strategies.base import Setting, Synchronisation, Worker
 from scalebench.strategies.registry import register
 from scalebench.strategies.replica_state import average_at_master_
@@ -33,10 +33,7 @@ class EpochAverage(Averaging):
     source: ClassVar[str] = "Vazquez-Novoa et al., WACCPD 2025, Epoch-Synchronous"
 
     def train_epoch(self, worker: Worker, epoch: int) -> None:
-        for batch in worker.batches(epoch):
-            if batch.first_of_block and self.optimizer_state == "reset_per_block":
-                worker.reset_optimizer()
-            worker.local_step(batch)  # forward, backward, optimizer step
+        train_shard(worker, epoch, self.optimizer_state)
         if self.ends_interval(worker, epoch):
             self.average_all(worker)
 

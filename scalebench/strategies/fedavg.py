@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Collection
+from collections.abc import Collection, Iterator
 from dataclasses import replace
 from typing import ClassVar, Literal
 
@@ -56,10 +56,11 @@ class FedAvg(Averaging):
 
     def train_epoch(self, worker: Worker, epoch: int) -> None:
         takes_part = worker.rank in self.clients(worker.seed, epoch // self.local_epochs, worker.size)
-        for batch in worker.batches(epoch):
-            if not takes_part:
-                break
-            self.step(worker, batch)
+        batches = worker.batches(epoch)
+        if takes_part:
+            self.take_steps(worker, batches)
+        else:
+            next(batches)  # its rows may go to other workers
         if self.in_agreement(worker, epoch):
             if worker.size > 1:
                 mine = float(worker.samples) if self.weighting == "samples" else 1.0
@@ -67,8 +68,8 @@ class FedAvg(Averaging):
             worker.state.anchor.copy_(worker.parameters)
             self.after_average(worker)
 
-    def step(self, worker: Worker, batch: Batch) -> None:
-        worker.local_step(batch)
+    def take_steps(self, worker: Worker, batches: Iterator[Batch]) -> None:
+        worker.local_steps(batches)
 
     def in_agreement(self, worker: Worker, epoch: int) -> bool:
         return (epoch + 1) % self.local_epochs == 0 or self.ends_training(worker, epoch)
@@ -114,10 +115,11 @@ class FedProx(FedAvg):
 
     source: ClassVar[str] = "Li et al., MLSys 2020, arXiv 1812.06127"
 
-    def step(self, worker: Worker, batch: Batch) -> None:
-        worker.gradient(batch)
-        worker.clock.work(self._hold, worker)
-        worker.update()
+    def take_steps(self, worker: Worker, batches: Iterator[Batch]) -> None:
+        for batch in batches:
+            worker.gradient(batch)
+            worker.clock.work(self._hold, worker)
+            worker.update()
 
     def _hold(self, worker: Worker) -> None:
         worker.gradients.add_(worker.parameters - worker.state.anchor, alpha=self.mu)

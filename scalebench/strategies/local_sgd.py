@@ -10,7 +10,7 @@ from pydantic import Field, PositiveInt, model_validator
 
 from scalebench.comm.base import Capability, Communicator
 from scalebench.errors import StudyError
-from scalebench.strategies.averaging import Averaging, too_few_steps
+from scalebench.strategies.averaging import Averaging, local_intervals, too_few_steps
 from scalebench.strategies.base import Setting, Synchronisation, Worker
 from scalebench.strategies.registry import register
 from scalebench.strategies.replica_state import floating_buffers
@@ -38,11 +38,8 @@ class LocalSgd(Averaging):
         worker.state.taken = 0
 
     def train_epoch(self, worker: Worker, epoch: int) -> None:
-        last = self.last_step(worker, epoch)
-        for batch in worker.batches(epoch):
-            worker.local_step(batch)
-            worker.state.taken += 1
-            if self.due(worker.state.taken) or batch.step == last:
+        for epoch_ends in local_intervals(worker, epoch, self.due):
+            if self.due(worker.state.taken) or (epoch_ends and self.ends_training(worker, epoch)):
                 self.synchronise(worker)
 
     def due(self, taken: int) -> bool:
@@ -165,11 +162,9 @@ class HierarchicalLocalSgd(Averaging):
         worker.state.comms = {size: worker.comm.split(_consecutive(size)) for size in sizes}
 
     def train_epoch(self, worker: Worker, epoch: int) -> None:
-        last = self.last_step(worker, epoch)
-        for batch in worker.batches(epoch):
-            worker.local_step(batch)
-            worker.state.taken += 1
-            size = worker.size if batch.step == last else self.group_after(worker.state.taken)
+        for epoch_ends in local_intervals(worker, epoch, self.due):
+            ends = epoch_ends and self.ends_training(worker, epoch)
+            size = worker.size if ends else self.group_after(worker.state.taken)
             if size > 1:
                 self.average(worker, worker.state.comms.get(size, worker.comm))
 

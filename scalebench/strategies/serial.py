@@ -21,8 +21,7 @@ class Serial(Strategy):
     engines: ClassVar[tuple[str, ...]] = ("mpi",)
 
     def train_epoch(self, worker: Worker, epoch: int) -> None:
-        for batch in worker.batches(epoch):
-            worker.local_step(batch)
+        worker.local_steps(worker.batches(epoch))
 
     @property
     def traits(self) -> Traits:

@@ -9,6 +9,8 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Literal
 
+from scalebench.cluster.mesh import Mesh
+
 # From the places of each worker's merges among all, the epochs, and the sizes of the shards.
 FinalWeights = Callable[[Sequence[Iterable[int]], int, Sequence[int]], list[float]]
 
@@ -45,6 +47,9 @@ class Traits:
     averages_buffers: bool = False  # floating-point buffers are averaged with the weights
     sends_buffers: bool = False  # worker 0's buffers replace those of the others
     servers: int = 0  # 1: a parameter server answers the workers
+    pipeline: int = 1  # stages of a replica
+    tensor: int = 1  # workers that share the layers of a stage
+    micro_batches: int = 1  # into which a replica's batch is cut
     shards: int = 1  # ranks over which the server's weights are spread, at most one a worker
     in_rounds: bool | None = None  # the server answers when the pushes of all have come, or at once
     interval_option: str | None = None  # the option that is the interval between synchronisations
@@ -62,6 +67,15 @@ class Traits:
     def of_changed_program(self) -> Traits:
         """Return these traits without those that follow from the order of a program's operations."""
         return replace(self, stretches=None, fraction=1.0, mean_over_global_batch=False, in_rounds=None)
+
+    def mesh(self, workers: int) -> Mesh:
+        """Return how `workers` divide into replicas and parts of these; a lone worker holds the whole model."""
+        parts = self.pipeline * self.tensor
+        if workers == 1 or parts == 1:
+            return Mesh(workers)
+        if workers % parts:
+            raise ValueError(f"{workers} workers are no multiple of {parts}, which `check` refuses")
+        return Mesh(workers // parts, self.pipeline, self.tensor)
 
     def server_ranks(self, workers: int) -> int:
         """Return the ranks of the parameter server for `workers`; 0 without one."""

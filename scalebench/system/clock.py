@@ -70,8 +70,11 @@ class Clock(Protocol):
     def start(self) -> None:
         """Begin training and the first lap."""
 
-    def did(self, task: Task, samples: int = 0) -> None:
-        """Add the time since the last lap to `task`, which processed `samples` samples."""
+    def did(self, task: Task, samples: int = 0, share: float = 1.0) -> None:
+        """Add the time since the last lap to `task`, which processed `samples` samples.
+
+        `share` is the share of the model's work in this task that the lap did.
+        """
 
     def work(self, operation: Callable[..., _T], *arguments: object) -> _T:
         """Call `operation`, arithmetic of a strategy; its time is measured in the current lap or looked up."""
@@ -113,7 +116,7 @@ class WallClock:
         self.running = True
         self.mark = self._read()
 
-    def did(self, task: Task, samples: int = 0) -> None:
+    def did(self, task: Task, samples: int = 0, share: float = 1.0) -> None:
         if self.running:  # hot path, once per phase of every step
             if self._synchronise is not None:
                 self._synchronise()

@@ -10,10 +10,10 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from scalebench.comm.base import Communicator
 from scalebench.data.dataset import Dataset
 from scalebench.data.plan import BatchPlan
 from scalebench.errors import DivergedError
-from scalebench.models.flat import is_finite
 from scalebench.models.registry import evaluate as evaluate_model
 from scalebench.strategies.base import Strategy, Worker
 from scalebench.strategies.replica_state import floating_buffers
@@ -29,9 +29,11 @@ class Trainee(Worker, Protocol):
     run: Run
     plan: BatchPlan
     meters: Meters
+    world: Communicator  # of all workers
     steps: int
     on_epoch: Callable[[int], None] | None
 
+    def is_finite(self) -> bool: ...
     def keep(self, epoch: int, elapsed_s: float, agreed: bool) -> None: ...
 
 
@@ -59,7 +61,7 @@ def train(
         _warm_up(replica, strategy)
     if on_begin is not None:
         on_begin()
-    replica.comm.barrier()
+    replica.world.barrier()
     replica.clock.start()
     replica.on_epoch = on_epoch
     strategy.train(replica)
@@ -68,8 +70,8 @@ def train(
         elapsed = replica.clock.elapsed()
         last = replica.epochs - 1
         agreed = strategy.in_agreement(replica, last) is not False  # None: replicas are equal after `finish`
-        if not replica.parameters.is_meta and not is_finite(replica.parameters):  # no loss follows the last update
-            message = f"worker {replica.rank}: the weights are not finite at the end of training"
+        if not replica.is_finite():  # no loss follows the last update
+            message = f"worker {replica.world.rank}: the weights are not finite at the end of training"
             raise DivergedError(message, everywhere=agreed)
         replica.keep(last, elapsed, agreed)
     ledger = replica.clock.ledger
@@ -77,7 +79,7 @@ def train(
         for epoch in replica.meters.epochs:
             epoch.compute_s = epoch.comm_s = epoch.wait_s = None
     return WorkerReport(
-        rank=replica.rank,
+        rank=replica.world.rank,
         train_s=elapsed,
         compute_s=ledger.compute_s if measured_split else None,
         comm_s=ledger.comm_s if measured_split else None,
@@ -85,11 +87,11 @@ def train(
         data_s=ledger.data_s,
         other_s=ledger.other_s if measured_split else None,
         optimizer_steps=replica.steps,
-        syncs=replica.comm.collectives,
-        bytes_sent=replica.comm.bytes_sent,
+        syncs=replica.world.collectives,
+        bytes_sent=replica.world.bytes_sent,
         epochs=replica.meters.epochs,
         samples=replica.samples,
-        collective_calls=replica.comm.calls,
+        collective_calls=replica.world.calls,
         histograms={
             name: {str(value): times for value, times in sorted(counted.items())}
             for name, counted in replica.meters.histograms.items()
@@ -132,19 +134,21 @@ def evaluate(replica: Replica, strategy: Strategy, dataset: Dataset) -> Evaluati
             replica.parameters.copy_(vector)
             consensus = strategy.consensus(replica)
             vector = consensus if replica.rank == 0 else None
+        vector, model = replica.assembled(vector)
         last = snapshot.epoch == replica.epochs - 1
         if vector is not None:
             test = test or _on_device(replica, dataset.x_test, dataset.y_test)
-            replica.parameters.copy_(vector)
-            metric = evaluate_model(replica.model, *test, replica.task)
+            if model is replica.model:
+                replica.parameters.copy_(vector)
+            metric = evaluate_model(model, *test, replica.task)
             evaluation = Evaluation(snapshot.epoch, snapshot.elapsed_s, metric)
             if last:
                 seen = _on_device(replica, dataset.x_train[some], dataset.y_train[some])
-                evaluation.train_metric = evaluate_model(replica.model, *seen, replica.task)
+                evaluation.train_metric = evaluate_model(model, *seen, replica.task)
             evaluations.append(evaluation)
         if last:
             final = vector
-    return EvaluationResult(evaluations, final if replica.rank == 0 else None)
+    return EvaluationResult(evaluations, final if replica.world.rank == 0 else None)
 
 
 def _on_device(replica: Replica, x: NDArray[Any], y: NDArray[Any]) -> tuple[Tensor, Tensor]:

@@ -106,6 +106,7 @@ class RunFacts:
     reference_step_s: float | None = None  # the speed of the machine beside the run
     others_load: float | None = None  # share of the cores that other programs took
     arithmetic: str | None = None  # of a virtual run: per_replica, batched or one_batch
+    why_single: str = ""  # each virtual worker computes its own gradients
     calibration: str | None = None  # of a virtual run: quiet, or disturbed by other programs
     energy_j: float | None = None
     energy_source: str | None = None

@@ -74,7 +74,7 @@ class PacedClock(WallClock):
     on all tasks of a step, which begins with its batch as for a virtual worker.
 
     Each task ends when it would on the device; a late task shortens the padding of the step's next ones. `overrun` is
-    the share of steps that end late nevertheless.
+    the share of steps that end late nevertheless. Of a micro-batch in a part of the model a task takes its share.
     """
 
     def __init__(
@@ -87,6 +87,7 @@ class PacedClock(WallClock):
         super().__init__(synchronise)
         self._slowness, self._jitter = slowness, jitter
         self._batches, self._factor = 0, 1.0  # begun so far; of the present one
+        self._samples = 0  # of the present batch
         self._target = target if isinstance(target, PacedStep) else None
         self._total = target.total_s if isinstance(target, PacedStep) else target
         self._laps: dict[Task, list[float]] = {task: [] for task in _STEP}
@@ -135,7 +136,7 @@ class PacedClock(WallClock):
         self._factor = 1.0 if self._jitter is None else self._jitter(0)
         self._waiting_gradients = self._gradients
 
-    def did(self, task: Task, samples: int = 0) -> None:
+    def did(self, task: Task, samples: int = 0, share: float = 1.0) -> None:
         if task in _STEP:
             if not self.running:
                 self._learn(task)
@@ -144,7 +145,8 @@ class PacedClock(WallClock):
                 self._late_steps += self._is_late
                 self._behind = 0.0
             released = task == Task.BACKWARD and self._gradients > 0 and self._waiting_gradients <= 0
-            due = self._due(self.step_time.of(task))
+            piece = samples / self._samples if samples and self._samples else 1.0
+            due = self._due(self.step_time.of(task) * share * piece)
             if not (released and self._waits_in_backward):
                 now = self._read()
                 self._behind = max(0.0, now - due)
@@ -156,10 +158,12 @@ class PacedClock(WallClock):
                 self._steps += 1  # counted here, as some strategies update on a server
         elif not self.running:
             self.mark = self._read()
-        elif task == Task.DATA and self._jitter is not None:
-            self._factor = self._jitter(self._batches)
-            self._batches += 1
-        super().did(task, samples)
+        elif task == Task.DATA:
+            self._samples = samples
+            if self._jitter is not None:
+                self._factor = self._jitter(self._batches)
+                self._batches += 1
+        super().did(task, samples, share)
 
     def _holding(self, share: float) -> Callable[[torch.Tensor], None]:
         def hold(gradient: torch.Tensor) -> None:

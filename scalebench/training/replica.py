@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from functools import lru_cache
+from functools import cached_property, lru_cache
+from itertools import islice
 from types import SimpleNamespace
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
 
+from scalebench.cluster.mesh import Mesh
 from scalebench.comm.base import Communicator, Server, ServerRule, SharedState
 from scalebench.data.dataset import Dataset
 from scalebench.data.plan import BatchPlan
@@ -20,8 +21,10 @@ from scalebench.data.shard import Shard, equal_batches
 from scalebench.models.attributes import module_attributes, put_back_attributes
 from scalebench.models.flat import Memory, is_finite, side_by_side, views
 from scalebench.models.metric import loss_for, own_loss, takes_labels
+from scalebench.models.parts import Layer, layers_of
 from scalebench.models.pinning import require_unchanged
 from scalebench.models.registry import build_model
+from scalebench.models.sharding import held_by
 from scalebench.strategies.base import Batch
 from scalebench.strategies.replica_state import floating_buffers
 from scalebench.study.spec import BY_LAYER, Run
@@ -30,6 +33,8 @@ from scalebench.system.random_state import put_back, random_state
 from scalebench.training.initial_weights import load_weights
 from scalebench.training.meters import Meters
 from scalebench.training.optimizers import FlatSgd, build_optimizer, check_optimizer, learning_rate
+from scalebench.training.parts import Assembly
+from scalebench.training.stage import Order, Stage, StageArithmetic, run_backward, sizes_of
 
 _CUT_AT_ONCE = 32  # batches
 
@@ -50,6 +55,9 @@ class Replica:
 
     Weights depend on `run.seed` only, so that all replicas start equal; batches come from the plan; the clock records
     the time of each phase of training.
+
+    A replica of several workers (`mesh`) has one object on each. `world` joins all workers, `replica` those of one
+    model, `comm` those that hold the same part of every model; `rank` and `size` are of `comm`.
     """
 
     def __init__(
@@ -64,52 +72,72 @@ class Replica:
         server: Callable[[ServerRule], Server] | None = None,
         workers_per_node: int | None = None,
         memory: Memory | None = None,
+        mesh: Mesh | None = None,
     ) -> None:
         require_unchanged(run)
-        self.run, self.plan, self.comm, self.clock = run, plan, comm, clock
-        self.rank, self.size, self.epochs, self.seed = comm.rank, comm.size, run.epochs, run.seed
-        self.workers_per_node = min(workers_per_node or comm.size, comm.size)
+        self.run, self.plan, self.clock = run, plan, clock
+        self.mesh = mesh or Mesh(comm.size)
+        self.world = self.comm = self.replica = comm
+        if (parts := self.mesh.parts) > 1:
+            self.replica = comm.split(lambda rank: rank // parts)
+            self.comm = comm.split(lambda rank: rank % parts)
+        self.rank, self.size, self.epochs, self.seed = self.comm.rank, self.comm.size, run.epochs, run.seed
+        self.workers_per_node = max(1, min(workers_per_node or comm.size, comm.size) // parts)
         self.task = dataset.task
         self.device = device or torch.device("cpu")
         self.dtype: torch.dtype = getattr(torch, run.dtype)
-        self.model = build_model(
-            run.model, dataset.input_shape, dataset.outputs, dataset.task, self.dtype, run.seed
-        ).to(self.device)
-        options = check_optimizer(run.optimizer).model_dump()
-        velocities = int(run.optimizer.name == "sgd" and options["momentum"] > 0)
-        self.parameters, self.gradients, velocity = side_by_side(self.model, velocities, memory)
+        self._model_of = (run.model, dataset.input_shape, dataset.outputs, dataset.task, self.dtype, run.seed)
+        self.gives_labels = False
+        self._hold(self._built(), memory)
         if run.init_weights is not None:
             self.parameters.copy_(load_weights(run.init_weights, self.parameters.numel()))
-        self.initial = self.parameters.clone()
-        self._initial_buffers = [buffer.clone() for buffer in self.model.buffers()]
+            self.initial.copy_(self.parameters)
+        self.gives_labels = takes_labels(self.model, dataset.task)
         self.shard = Shard(dataset, plan, self.rank, self.dtype, self.device)
         self.state = SimpleNamespace()
-        self.forward: Callable[..., Any] = self.model
         self.loss = loss_for(dataset.task)
-        self.gives_labels = takes_labels(self.model, dataset.task)
-        self._flat_parameter = torch.nn.Parameter(self.parameters)
-        self._flat_parameter.grad = self.gradients
-        by_layer = run.optimizer.name in BY_LAYER
-        stepped = list(self.model.parameters()) if by_layer else [self._flat_parameter]
-        self.optimizer = build_optimizer(run.optimizer, stepped, run.lr, flat=not by_layer)
-        if isinstance(self.optimizer, FlatSgd) and velocities:
-            self.optimizer.room = velocity
+        self.stage: Stage | None = None  # that this worker holds; None for the whole model
+        self.assembly: Assembly | None = None
+        self._update_share = 1.0
+        self._loss_is_elsewhere = False
         self._lr, self._lr_is_constant = run.lr, run.lr_policy == "constant"
         self._open_shared, self._open_server = shared, server
-        self.last_loss = torch.zeros((), dtype=self.dtype, device=self.device)
-        self._losses: list[tuple[Tensor, int]] = []  # of the current epoch, with numbers of samples
+        self._last_loss = torch.zeros((), dtype=self.dtype, device=self.device)
+        self._losses: list[Tensor] = []  # mean losses () or (m,) of batches of the current epoch
+        self._samples: list[int] = []  # of these batches
         self.on_epoch: Callable[[int], None] | None = None
         self.on_batch: Callable[[], None] = lambda: None
         self.meters = Meters(comm.rank, clock, comm)
         self._begin()
+
+    def _hold(self, model: torch.nn.Module, memory: Memory | None = None) -> None:
+        """Set the model that is trained, with flat vectors of its parameters and gradients, and its optimizer."""
+        run, self.model = self.run, model
+        self.forward: Callable[..., Any] = model
+        options = check_optimizer(run.optimizer).model_dump()
+        velocities = int(run.optimizer.name == "sgd" and options["momentum"] > 0)
+        self.parameters, self.gradients, velocity = side_by_side(model, velocities, memory)
+        self.initial = self.parameters.clone()
+        self._initial_buffers = [buffer.clone() for buffer in model.buffers()]
+        self._flat_parameter = torch.nn.Parameter(self.parameters)
+        self._flat_parameter.grad = self.gradients
+        by_layer = run.optimizer.name in BY_LAYER
+        stepped = list(model.parameters()) if by_layer else [self._flat_parameter]
+        self.optimizer = build_optimizer(run.optimizer, stepped, run.lr, flat=not by_layer)
+        if isinstance(self.optimizer, FlatSgd) and velocities:
+            self.optimizer.room = velocity
 
     def _begin(self) -> None:
         self.steps = 0
         self.snapshots: list[Snapshot] = []
         self._epoch = 0
         self._moment = 0.0  # of the current batch, in epochs
-        self._losses.clear()
+        self._forget_losses()
         self.meters.open()
+
+    def _forget_losses(self) -> None:
+        self._losses.clear()
+        self._samples.clear()
 
     # --- data -------------------------------------------------------------------------------------------------
 
@@ -121,27 +149,26 @@ class Replica:
         return self.plan.steps(epoch)
 
     def batches(self, epoch: int) -> Iterator[Batch]:
+        x_all, y_all = self.samples_of(epoch)
+        sizes, weights, firsts = self.plan.batches(epoch, self.rank)
+        for step, (x, y) in enumerate(zip(_pieces(x_all, sizes), _pieces(y_all, sizes), strict=True)):
+            yield self.delivered(Batch(x, y, weights[step], step, step in firsts), len(sizes))
+
+    def samples_of(self, epoch: int) -> tuple[Tensor, Tensor]:
+        """Return x (n, ...) and y of this worker in visiting order, after rows have moved if the study says so."""
         self._epoch = epoch
         x, y = self.shard.epoch(epoch, self._exchange)
-        bounds = self.plan.bounds(epoch, self.rank)
-        sizes_of_all = self.plan.batch_sizes(epoch)
-        weights: list[float] = (sizes_of_all[self.rank] * self.size / sizes_of_all.sum(axis=0)).tolist()
-        starts = np.searchsorted(bounds, self.plan.block_starts(epoch, self.rank), side="right") - 1
-        firsts = set(starts.tolist())
-        sizes = np.diff(bounds).tolist()
         self.clock.did(Task.SHUFFLE, len(x))
-        for step, (x_here, y_here) in enumerate(zip(_pieces(x, sizes), _pieces(y, sizes), strict=True)):
-            yield self._delivered(Batch(x_here, y_here, weights[step], step, step in firsts), len(sizes))
+        return x, y
 
     def block_batches(self, epoch: int) -> Iterator[Batch]:
-        self._epoch = epoch
-        x, y = self.shard.epoch(epoch, self._exchange)
+        x, y = self.samples_of(epoch)
         slices, firsts = equal_batches(self.plan.block_starts(epoch, self.rank), len(x), self.plan.batch_size)
-        self.clock.did(Task.SHUFFLE, len(x))
         for step, (low, high) in enumerate(slices):
-            yield self._delivered(Batch(x[low:high], y[low:high], 1.0, step, step in firsts), len(slices))
+            yield self.delivered(Batch(x[low:high], y[low:high], 1.0, step, step in firsts), len(slices))
 
-    def _delivered(self, batch: Batch, steps: int) -> Batch:
+    def delivered(self, batch: Batch, steps: int) -> Batch:
+        """Note that a batch, one of `steps` in this epoch, is at hand."""
         self._moment = self._epoch + batch.step / steps
         self.on_batch()
         self.clock.did(Task.DATA, batch.x.shape[0])
@@ -149,10 +176,54 @@ class Replica:
 
     def _exchange(self, tensors: list[Tensor]) -> list[Tensor]:
         """Exchange rows. Their bytes are counted, but no synchronisation of replicas."""
-        synchronised = self.comm.collectives
+        counters = (self.comm, self.world)
+        synchronised = [comm.collectives for comm in counters]
         received = self.comm.alltoallv(tensors)
-        self.comm.collectives = synchronised
+        for comm, count in zip(counters, synchronised, strict=True):
+            comm.collectives = count
         return received
+
+    # --- parts of the model -----------------------------------------------------------------------------------
+
+    @cached_property
+    def _layers(self) -> list[Layer]:
+        return layers_of(self.model, str(self.run.model))
+
+    @property
+    def layers(self) -> int:
+        return len(self._layers)
+
+    def take(self, sizes: Sequence[int], order: Order, micro_batches: int) -> None:
+        mesh, replica, whole = self.mesh, self.replica, self.parameters.numel()
+        held = held_by(self._layers, sizes, mesh, replica.rank, str(self.run.model))
+        facts, segments = sizes_of(self._layers, held, sizes, mesh, replica.rank, self._sample())
+        self.assembly = Assembly(self._built, sizes, mesh, replica, str(self.run.model))
+        self._hold(held.model.train(self.model.training))
+        del self.__dict__["_layers"]  # with the layers of other workers
+        self.state.__dict__.pop("buffers_of_modules", None)
+        tensor = mesh.tensor
+        sharing = replica.split(lambda rank: rank // tensor) if tensor > 1 else replica
+        compute = StageArithmetic(facts, held.segments, segments, self.loss, sharing, self.parameters)
+        self.stage = Stage(facts, order, micro_batches, replica, mesh, compute)
+        self._update_share = self.parameters.numel() / whole
+
+    def _built(self) -> torch.nn.Module:
+        return build_model(*self._model_of).to(self.device)
+
+    def _sample(self) -> Tensor:
+        return torch.zeros(2, *self._model_of[1], dtype=self.dtype, device=self.device)
+
+    def assembled(self, vector: Tensor | None) -> tuple[Tensor | None, torch.nn.Module]:
+        """Return the vector of a whole model and a model for it, from the `vector` of each part: on part 0, else None.
+
+        Its floating-point buffers are those of the parts. Collective over a replica.
+        """
+        if self.assembly is None or vector is None:
+            return vector, self.model
+        model = self.assembly.gather(vector, floating_buffers(self))
+        if model is None:
+            return None, self.model
+        return torch.cat([each.detach().reshape(-1) for each in model.parameters() if each.requires_grad]), model
 
     # --- training ---------------------------------------------------------------------------------------------
 
@@ -167,16 +238,37 @@ class Replica:
         samples = batch.x.shape[0]
         if not add:
             self.gradients.zero_()
+        if self.stage is not None:
+            mean = self.stage.step(batch, weight, self.clock)
+            if mean is not None:
+                self.computed(mean, samples)
+            self._loss_is_elsewhere = self.mesh.pipeline > 1
+            return
         loss = self.batch_loss(batch)
         self.clock.did(Task.FORWARD, samples)
-        _backward(loss, _scalar(weight, self.dtype, self.device))
+        run_backward((loss,), (_scalar(weight, self.dtype, self.device),))
         self.computed(loss.detach(), samples)
         self.clock.did(Task.BACKWARD, samples)
 
+    @property
+    def last_loss(self) -> Tensor:
+        """The mean loss () of the latest batch; of a pipeline its last stage has it, and sends it when it is read."""
+        if self._loss_is_elsewhere:
+            self.replica.broadcast_(self._last_loss, root=self.replica.size - 1)
+            self._loss_is_elsewhere = False
+        return self._last_loss
+
     def computed(self, loss: Tensor, samples: int) -> None:
         """Record the mean loss () of a batch whose gradient has been computed."""
-        self.last_loss = loss
-        self._losses.append((loss, samples))  # a sum here would cost as much as three laps
+        self._last_loss = loss
+        self._losses.append(loss)  # a sum here would cost as much as three laps
+        self._samples.append(samples)
+
+    def computed_several(self, losses: Tensor, samples: Sequence[int]) -> None:
+        """Record the mean losses (m,) of consecutive batches."""
+        self._last_loss = losses[-1]
+        self._losses.append(losses)
+        self._samples.extend(samples)
 
     @property
     def learning_rate(self) -> float:
@@ -194,7 +286,7 @@ class Replica:
         self.settle_rate()
         self.optimizer.step()
         self.steps += 1
-        self.clock.did(Task.UPDATE)
+        self.clock.did(Task.UPDATE, share=self._update_share)
 
     def adopt(self, weights: Tensor) -> None:
         self.parameters.copy_(weights)
@@ -208,6 +300,10 @@ class Replica:
     def local_step(self, batch: Batch) -> None:
         self.gradient(batch)
         self.update()
+
+    def local_steps(self, batches: Iterator[Batch], steps: int | None = None) -> None:
+        for batch in islice(batches, steps):
+            self.local_step(batch)
 
     def reset_optimizer(self) -> None:
         self.optimizer.state.clear()
@@ -257,7 +353,7 @@ class Replica:
             for buffer, value in zip(self.model.buffers(), self._initial_buffers, strict=True):
                 buffer.copy_(value)
         self.gradients.zero_()
-        self.last_loss = torch.zeros((), dtype=self.dtype, device=self.device)
+        self._last_loss = torch.zeros((), dtype=self.dtype, device=self.device)
         self.reset_optimizer()
         self._begin()
 
@@ -265,21 +361,30 @@ class Replica:
         elapsed = self.clock.elapsed()
         with self.clock.paused():
             # Replicas that agree are equal: if one's weights are not finite, every worker finds that here.
-            poisoned = agreed is True and not is_finite(self.parameters)
+            poisoned = agreed is True and not self.is_finite()
             self.meters.close_epoch(epoch, elapsed, self._mean_loss(), poisoned_everywhere=poisoned)
-            self._losses.clear()
+            self._forget_losses()
             if agreed is not None and self.evaluates(epoch):
                 self.keep(epoch, elapsed, agreed)
             if self.on_epoch is not None:
                 self.on_epoch(epoch)
 
+    def is_finite(self) -> bool:
+        """Return True if all weights of the model are finite, of which others may hold parts. Collective then."""
+        finite = is_finite(self.parameters)
+        if self.assembly is None:
+            return finite
+        flag = self.parameters.new_full((1,), float(finite))
+        self.replica.allreduce_(flag, "min")
+        return bool(flag)
+
     def _mean_loss(self) -> float | None:
         """Return the mean loss of the epoch's samples; None without a batch (a late worker, an unselected client)."""
         if not self._losses:
             return None
-        losses, samples = zip(*self._losses, strict=True)
-        weights = torch.tensor(samples, dtype=torch.float64, device=self.device)
-        return float(torch.stack(losses).double().dot(weights) / weights.sum())
+        weights = torch.tensor(self._samples, dtype=torch.float64, device=self.device)
+        losses = torch.cat([each.reshape(-1) for each in self._losses])
+        return float(losses.double().dot(weights) / weights.sum())
 
     def evaluates(self, epoch: int) -> bool:
         """Return True if the model is evaluated after `epoch`; the last epoch is always evaluated after training."""
@@ -300,15 +405,6 @@ class Replica:
 
     def _statistics(self) -> list[Tensor]:
         return [buffer.clone() for buffer in floating_buffers(self)]
-
-
-def _backward(loss: Tensor, weight: Tensor) -> None:
-    """Compute `(weight * loss).backward()` without the product and without the checks of `loss.backward(weight)`.
-
-    The checks load half of torch's compiler (0.5 s) and take a tenth of a small model's backward pass.
-    """
-    engine = torch.autograd.Variable._execution_engine
-    engine.run_backward((loss,), (weight,), False, False, (), allow_unreachable=True, accumulate_grad=True)
 
 
 @lru_cache(maxsize=256)

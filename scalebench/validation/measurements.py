@@ -147,7 +147,7 @@ def communication_s(row: Any, share: float = 1.0, *, one_flow: bool = True, flow
     server: each worker pushes and pulls over its PCIe link (a single one only if variables lie in host memory); a
     variable on a device is summed there, so that the device of the largest one receives it from all others; nodes
     exchange their sums with shards on all nodes. allreduce: NCCL's choice. sharded: three ring passes of 2-byte numbers
-    (gather twice, scatter once).
+    (gather twice, scatter once), layer by layer where the row states how many there are.
     """
     workers, nodes, nbytes = int(row.workers), int(row.nodes), gradient_bytes(row)
     inside = -(-workers // nodes)
@@ -164,8 +164,15 @@ def communication_s(row: Any, share: float = 1.0, *, one_flow: bool = True, flow
         return own + Network(cluster, 1).allreduce(int(nbytes), range(nodes), "rabenseifner")
     network = Network(cluster, inside)
     if kind == "sharded":
-        return 1.5 * network.allreduce(int(nbytes / 2), range(workers), "ring")
+        layers = _layers(row)
+        return layers * 1.5 * network.allreduce(int(nbytes / 2 / layers), range(workers), "ring")
     return network.allreduce(int(nbytes), range(workers), "nccl")
+
+
+def _layers(row: Any) -> int:
+    """Return how many parts of a sharded model are gathered one after another, each in messages of its own."""
+    stated = float(getattr(row, "layers", math.nan))
+    return max(1, int(stated)) if math.isfinite(stated) else 1
 
 
 def _in_host_memory(strategy: str) -> bool:

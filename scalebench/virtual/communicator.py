@@ -37,6 +37,16 @@ class VirtualRequest:
         return self._rendezvous.end is not None and self._rendezvous.end <= self._comm.clock.now
 
 
+class SentRequest:
+    """Request of a message, which waits at the receiver."""
+
+    def wait(self) -> None:
+        """Nothing to wait for."""
+
+    def done(self) -> bool:
+        return True
+
+
 class VirtualCommunicator:
     """Implements `comm.base.Communicator` for one virtual worker."""
 
@@ -217,6 +227,10 @@ class VirtualCommunicator:
         self._group.mail.setdefault(key, []).append((sent, arrival, tensor.clone()))
         if key in self._group.receivers:
             self.scheduler.wake(self._group.receivers.pop(key), arrival)
+
+    def isend(self, tensor: Tensor, to: int, tag: int = 0) -> SentRequest:
+        self.send(tensor, to, tag)
+        return SentRequest()
 
     def recv_(self, tensor: Tensor, source: int, tag: int = 0, *, add: bool = False) -> None:
         key = (source, self.rank, tag)

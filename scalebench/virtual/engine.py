@@ -10,6 +10,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
+from scalebench.cluster.mesh import Mesh
 from scalebench.comm.base import ServerRule
 from scalebench.data.dataset import Dataset
 from scalebench.data.plan import BatchPlan
@@ -27,14 +28,8 @@ from scalebench.system.random_state import drawn_since, put_back, random_state, 
 from scalebench.training.loop import EvaluationResult, Trainee, evaluate, train
 from scalebench.training.outcome import Evaluation, Outcome, RunFacts, WorkerReport
 from scalebench.training.replica import Replica
-from scalebench.virtual.arithmetic import (
-    ONE_BATCH,
-    Batched,
-    BatchedReplica,
-    choose,
-    drawn_in_a_step,
-    train_one_for_all,
-)
+from scalebench.virtual.arithmetic import ONE_BATCH, Choice, choose, drawn_in_a_step, train_one_for_all
+from scalebench.virtual.batched import Batched, BatchedReplica
 from scalebench.virtual.clock import ModelledClock, RecordingVirtualClock, VirtualClock
 from scalebench.virtual.communicator import VirtualCommunicator
 from scalebench.virtual.replay import Trace
@@ -187,7 +182,8 @@ class Simulation:
         began, run = time.perf_counter(), runs[0]
         torch.set_num_threads(run.threads_per_worker)
         self.runs, self.run, self.dataset, self.machine, self.strategy = runs, run, dataset, machine, _virtual(run)
-        self.plan = BatchPlan.of(run, run.workers, run.seed, dataset)
+        self.mesh = self.strategy.traits.mesh(run.workers)
+        self.plan = BatchPlan.of(run, run.workers, run.seed, dataset, self.mesh.parts)
         self.table = machine.table_for(run.workers)
         self.charges = Charges.of(runs, machine)
         self.costs = self.charges.costs
@@ -195,6 +191,7 @@ class Simulation:
         self.stores: list[VirtualStore] = []
         self.state: ServerState | None = None
         self.arithmetic: str | None = None  # of the gradients, once they are computed
+        self._why_single = ""
         self._pool: Batched | None = None
         self.scheduler = Scheduler(seed=run.seed, ties=run.virtual.ties)
         self._deadline = began + run.time_limit_s
@@ -202,10 +199,13 @@ class Simulation:
 
     def play(self, drawn: Generators = frozenset()) -> Played:
         """Compute the run; `drawn` are random generators that it is known to draw from."""
-        batched = not drawn and choose(self.run, self.dataset, self.plan).batched
+        whole = self.mesh.parts == 1  # models
+        choice = choose(self.run, self.dataset, self.plan) if whole else Choice()
+        batched = choice.batched and not drawn
         if batched:
-            self._pool = Batched(self._replica(0), self.run.workers)
+            self._pool = Batched(self._replica(0), self.run.workers, fills=choice.fills)
         self.arithmetic = "batched" if batched else "per_replica"
+        self._why_single = "" if batched or self.run.workers == 1 else choice.reason
         replicas = [self._replica(rank) for rank in range(self.run.workers)]
         self.costs.gradients = gradients(replicas[0].model, self.table.release_at(self.plan.batch_size))
         if not batched:
@@ -234,25 +234,26 @@ class Simulation:
         return played
 
     def _played(self, replicas: Sequence[Replica]) -> Played:
-        reports = self.scheduler.run({replica.rank: self._training(replica) for replica in replicas})
+        initial = replicas[0].initial  # of a whole model, from which a worker may take a part
+        reports = self.scheduler.run({rank: self._training(replica) for rank, replica in enumerate(replicas)})
         began = time.perf_counter()
-        verdicts = self.scheduler.run({replica.rank: self._evaluation(replica) for replica in replicas})
+        verdicts = self.scheduler.run({rank: self._evaluation(replica) for rank, replica in enumerate(replicas)})
         eval_s = time.perf_counter() - began
         found = [item for rank in sorted(verdicts) for item in verdicts[rank].evaluations]
         final = verdicts[0].final
-        weights = {"initial": replicas[0].initial, "final": final} if final is not None else {}
-        return self._outcome(self.run, reports, found, eval_s, replicas[0].parameters.numel()), weights
+        weights = {"initial": initial, "final": final} if final is not None else {}
+        return self._outcome(self.run, reports, found, eval_s, initial.numel()), weights
 
     def play_or_train_one(self) -> Played:
         """Compute a run whose arithmetic is shared: where replicas stay equal, on one of them, priced by schedule."""
         averages = self.strategy.arithmetic(self.run.workers) == mean_of_gradients(self.run.workers)
-        one_batch = averages and self.run.workers > 1 and choose(self.run, self.dataset, self.plan).one_batch
-        if not one_batch:
+        choice = choose(self.run, self.dataset, self.plan)
+        if not (averages and self.run.workers > 1 and choice.one_batch):
             return self.play()
-        return self._with_generators(frozenset(), self._one_for_all, Simulation.play)
+        return self._with_generators(frozenset(), lambda: self._one_for_all(choice.records), Simulation.play)
 
-    def _one_for_all(self) -> Played:
-        found = train_one_for_all(self.run, self.dataset, self.plan, self._watch_time)
+    def _one_for_all(self, records: bool) -> Played:
+        found = train_one_for_all(self.run, self.dataset, self.plan, self._watch_time, records=records)
         self.arithmetic = ONE_BATCH
         trace = Trace(found.losses, found.evaluated, arithmetic=ONE_BATCH)
         (outcome,) = self.priced(self.record(), [trace])
@@ -260,17 +261,20 @@ class Simulation:
 
     def record(self) -> list[Schedule]:
         """Return the schedules of all workers."""
-        return record(self.run, self.strategy, self.plan, self._without_arithmetic(), self._per_node)
+        model = self._without_arithmetic()
+        return record(self.run, self.strategy, self.plan, model, self._per_node, self.dataset.input_shape)
 
     def same_batches(self) -> bool:
         """Return True if the workers take batches of the same sizes in all runs."""
         plans = [
-            BatchPlan.of(run, run.workers, run.seed, self.dataset) for run in self.runs if run.seed != self.run.seed
+            BatchPlan.of(run, run.workers, run.seed, self.dataset, self.mesh.parts)
+            for run in self.runs
+            if run.seed != self.run.seed
         ]
         return all(
             batches_of(plan, rank, self.run.epochs) == batches_of(self.plan, rank, self.run.epochs)
             for plan in plans
-            for rank in range(self.run.workers)
+            for rank in range(self.mesh.data)
         )
 
     def priced(self, schedules: Sequence[Schedule], traces: Sequence[Trace]) -> list[Outcome]:
@@ -290,7 +294,8 @@ class Simulation:
 
     def _modelled(self) -> Played:
         model = self._without_arithmetic()
-        each = record_each(self.run, self.strategy, self.plan, model, self._per_node)
+        shape = self.dataset.input_shape
+        each = record_each(self.run, self.strategy, self.plan, model, self._per_node, input_shape=shape)
         first = next(each)
         if first.is_lock_step and not self.run.trace:
             return self.priced([first, *each], [Trace.untrained(self.run)])[0], {}
@@ -300,9 +305,12 @@ class Simulation:
             clock = self._clock(rank)
             comm = VirtualCommunicator(self.scheduler, self.group, rank, clock, self.costs, arithmetic=False)
             workers.append(
-                ModelledWorker(self.run, self.plan, comm, clock, self._per_node, model, HostedState(self, comm))
+                ModelledWorker(
+                    *(self.run, self.plan, comm, clock, self._per_node, model, self.mesh, shape),
+                    HostedState(self, comm),
+                )
             )
-        reports = self.scheduler.run({worker.rank: self._training(worker) for worker in workers})
+        reports = self.scheduler.run({rank: self._training(worker) for rank, worker in enumerate(workers)})
         return self._outcome(self.run, reports, [], 0.0, _parameters(model)), {}
 
     def _without_arithmetic(self) -> torch.nn.Module:
@@ -337,6 +345,7 @@ class Simulation:
             others_load=max(loads, default=None),
             calibration=self._calibration(),
             arithmetic=self.arithmetic,
+            why_single=self._why_single,
             **served,
         )
 
@@ -349,7 +358,7 @@ class Simulation:
 
     def _training(self, worker: Trainee) -> Callable[[], WorkerReport]:
         def program() -> WorkerReport:
-            seed_generators(worker_seed(self.run.seed, worker.rank), self.scheduler.drawn)
+            seed_generators(worker_seed(self.run.seed, worker.world.rank), self.scheduler.drawn)
             report = train(worker, self.strategy, on_epoch=self._watch_time)
             if isinstance(worker.clock, VirtualClock):
                 report.hidden_comm_s = worker.clock.hidden_comm_s
@@ -383,7 +392,8 @@ class Simulation:
         hosts = HostedState(self, comm)
         kind, memory = (Replica, None) if self._pool is None else (BatchedReplica, self._pool.memory(rank))
         replica = kind(
-            *(self.run, self.dataset, self.plan, comm, clock, None, hosts.shared, hosts.server, self._per_node, memory)
+            *(self.run, self.dataset, self.plan, comm, clock, None, hosts.shared, hosts.server, self._per_node, memory),
+            mesh=self.mesh,
         )
         if isinstance(replica, BatchedReplica):
             assert self._pool is not None
@@ -402,9 +412,11 @@ class ModelledWorker(RecordingWorker):
         clock: VirtualClock,
         workers_per_node: int,
         model: torch.nn.Module,
+        mesh: Mesh,
+        input_shape: tuple[int, ...],
         hosts: HostedState,
     ) -> None:
-        super().__init__(run, plan, comm, clock, workers_per_node, model)
+        super().__init__(run, plan, comm, clock, workers_per_node, model, mesh, input_shape)
         self._hosts = hosts
 
     def share(self, initial: Tensor, host: int = 0) -> VirtualShared:

@@ -74,9 +74,10 @@ class _MeasuringSimulation(Simulation):
     clock_kind = MeasuringClock
 
     def measure(self, size: int) -> Found:
-        rows = min(self.dataset.n_train, _STEPS * size * self.run.workers)
+        count = self.mesh.data
+        rows = min(self.dataset.n_train, _STEPS * size * count)
         part = replace(self.dataset, x_train=self.dataset.x_train[:rows], y_train=self.dataset.y_train[:rows])
-        self.dataset, self.plan = part, BatchPlan(rows, self.run.workers, seed=self.run.seed, batch_per_worker=size)
+        self.dataset, self.plan = part, BatchPlan(rows, count, seed=self.run.seed, batch_per_worker=size)
         replicas = [self._replica(rank) for rank in range(self.run.workers)]
         found: Found = defaultdict(list)
         deadline = time.thread_time() + _BUDGET_S
@@ -84,7 +85,7 @@ class _MeasuringSimulation(Simulation):
             clock: Any = replica.clock
             clock.found, clock.deadline = found, deadline
         with suppress(RunError):  # budget spent or diverged: the times so far are kept
-            self.scheduler.run({replica.rank: partial(train, replica, self.strategy) for replica in replicas})
+            self.scheduler.run({rank: partial(train, replica, self.strategy) for rank, replica in enumerate(replicas)})
         return found
 
 

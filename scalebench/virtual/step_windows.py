@@ -51,7 +51,7 @@ class LapClock:
         """Begin the next lap now."""
         self._mark = time.perf_counter()
 
-    def did(self, task: Task, samples: int = 0) -> None:
+    def did(self, task: Task, samples: int = 0, share: float = 1.0) -> None:
         self._synchronize()
         now = time.perf_counter()
         self.laps[task].append(now - self._mark)

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from scalebench.analysis import cells, check, load
+from scalebench.analysis.loading import label_of
 from scalebench.analysis.rounds import runs_by_cell, spread
 from scalebench.errors import ResultsError
 from scalebench.records.schema import RunRow, columns
@@ -293,3 +294,8 @@ def test_diverged_runs_may_have_any_number(study):
 def test_times_at_the_ends_of_their_range_have_a_spread():
     assert spread(np.log([1e-9, 1e9])) == math.inf
     assert spread(np.log([1.0, 1.0])) == 0.0
+
+
+def test_label_writes_a_mapping_as_the_study_does():
+    options = '{"groups": {"4": 2, "16": 8}, "first": 2}'
+    assert label_of("hierarchical_local_sgd", options) == "hierarchical_local_sgd(first=2, groups={4: 2, 16: 8})"

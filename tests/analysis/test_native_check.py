@@ -13,6 +13,9 @@ from scalebench.analysis import agreement, cells, differences, load, ratios, vir
 from scalebench.analysis.intervals import variance_between
 from scalebench.analysis.methodology.quality import findings
 from scalebench.analysis.native_check import _steady, checked, error_of_times
+from scalebench.cluster.engine_costs import EngineCost, EngineCosts
+from scalebench.pricing.calibration_file import Calibration
+from scalebench.records.folder import CALIBRATION
 from tests.analysis.test_comparing import only, run
 
 
@@ -175,6 +178,19 @@ def test_interval_of_a_disturbed_calibration_holds_its_error(study):
     ratio = only(ratios(disturbed), label="epoch_average", workers=8, baseline="allreduce")
     assert math.log(ratio.ratio_high / ratio.ratio) == pytest.approx(math.sqrt(2) * wide, rel=0.05)
     assert ratio.interval == cell.interval
+
+
+@pytest.mark.parametrize(("measured_beside", "least", "most"), [(True, 2.7, 30), (False, 1.1, 1.5)])
+def test_costs_of_an_engine_from_a_quiet_hour_have_a_smaller_error(measured_beside, least, most, study):
+    """Steps alone were disturbed then: the interval of a strategy on horovod is no factor of its threads."""
+    rows = [run("horovod", 8, 1 + 0.001 * r, repetition=r, calibration="disturbed") for r in range(3)]
+    results = study(rows=rows)
+    costs = [EngineCost(engine="horovod", ranks=2, alpha_s=1e-5, points=[(4, 1e-5)], source="test")]
+    entries = [cost.model_copy(update={"disturbed": measured_beside}) for cost in costs]
+    calibration = Calibration(key="", tables=[], engines=EngineCosts(entries=entries))
+    (results.folder / CALIBRATION).write_text(calibration.model_dump_json())
+    cell = only(cells(results), label="horovod", workers=8)
+    assert least < cell.high_s / cell.train_s < most
 
 
 def test_virtual_intervals_contain_the_error(study):

@@ -223,6 +223,17 @@ def test_horovod_of_short_steps_is_bound_by_its_cycle(tmp_path):
     assert "at 2 workers bound by Horovod cycle" in output
 
 
+@pytest.mark.parametrize("varied", [(), ("--vary", "latency=1x,2x")])
+def test_what_takes_most_of_the_time_binds(varied):
+    """On a slow network Horovod at 2 workers waits for it; averages of 4 steps take 56 % in several small parts."""
+    slow = ("--cluster", "ethernet-10g", "--step-time", "0.005", "--workers", "2", "--strategy", "horovod", *varied)
+    often = ("--cluster", "this-machine", "--step-time", "0.003", "--workers", "2", "--jitter", "0")
+    for asked in (slow, (*often, "--strategy", "local_sgd:steps=4", *varied)):
+        output = invoke(*asked).output
+        assert "bound by network bandwidth" in output
+        assert "bound by compute" not in output
+
+
 def test_needed_batch_fits_the_device():
     asked = [
         "predict",

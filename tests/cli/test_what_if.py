@@ -17,11 +17,11 @@ def test_plane_is_written_and_drawn(tmp_path):
     axes = ["--vary", "link-bandwidth=1..100:5", "--vary", "workers=4,16"]
     arguments = [*BASE, *axes, "--csv", str(table), "--figure", str(figure)]
     result = CliRunner().invoke(main, arguments, standalone_mode=False, catch_exceptions=False)
-    assert "10 cells, modelled" in result.output
     rows = re.findall(r"^ +[\d.]+ Gbit/s +(?:4|16)  .*\(.* to .*\)", result.output, re.MULTILINE)
     assert len(rows) == 10, "each of few cells has a row with its interval"
-    assert "network-bandwidth 1.00 Gbit/s to" in result.output, "the old name is an alias"
-    assert "bound by compute" in result.output
+    assert "network-bandwidth" in result.output, "the old name is an alias"
+    assert "cells, modelled" not in result.output, "the rows say which times there are"
+    assert "of the cells, network" not in result.output, "and what binds them"
     with table.open() as file:
         rows = list(csv.DictReader(file))
     assert len(rows) == 10
@@ -74,7 +74,7 @@ def test_cells_outside_the_inputs_range_or_too_large_are_marked(tmp_path):
     axes = ["--vary", "workers=64,4096", "--vary", "batch=32,512"]
     arguments = [*asked, *axes, "--csv", str(table), "--figure", str(figure)]
     output = CliRunner().invoke(main, arguments, standalone_mode=False, catch_exceptions=False).output
-    assert "the least at workers 64, batch 32" in output
+    assert re.match(r"the least time of allreduce is .* \(.* to .*\), at workers 64, batch 32\.", output)
     assert "outside what the inputs are known to hold for, 50 % of the cells: beyond the 3,744 workers" in output
     assert "too large, 50 % of the cells: resnet50 at batch 5" in output
     with table.open() as file:

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
+from matplotlib.text import Text
 
 from scalebench.errors import ResultsError
 from scalebench.figures import default_figures, plot
 from scalebench.figures.base import FIGURES
 from scalebench.figures.selection import Selection
+from scalebench.figures.style import choose_style
 from tests.analysis.conftest import study  # noqa: F401
 from tests.analysis.test_comparing import run
 from tests.analysis.test_pareto import timed
@@ -55,6 +58,30 @@ def test_executions_have_panels_of_their_own_and_modelled_runs_a_word(study):  #
         *("time, native", "core-hours, native", "time, virtual", "core-hours, virtual")
     ]
     assert "Modelled runs, which train nothing, have no metric and are left out." in canvas.caption()
+
+
+def test_counts_of_crowded_points_stand_beside_them(study):  # noqa: F811
+    """Labels cover no mark and no other label, and each is near its point or led to it by a line."""
+    crowd = [
+        timed(strategy, workers, seconds / workers, 0.90 + 0.004 * place, repetition=at, seed=at)
+        for place, workers in enumerate((8, 6, 5, 4, 3, 2, 1))
+        for strategy, seconds in (("allreduce", 8.0), ("epoch_average", 7.9), ("local_sgd", 7.95))
+        for at in range(2)
+    ]
+    canvas = drawn(study(rows=crowd), "accuracy-cost", style=choose_style("ieee"))
+    for panel in canvas.shown:
+        figure = panel.ax.get_figure(root=True)
+        figure.draw_without_rendering()
+        labels = [(text, Text.get_window_extent(text)) for text in panel.ax.texts]
+        numbers = {int(count) for text, _ in labels for count in text.get_text().split(", ")}
+        assert numbers == set(canvas.data().query(f"quantity == 'front' and panel == {panel.name!r}")["workers"])
+        marks = [line for line in panel.ax.get_lines() if line.get_marker() not in ("", "None")]
+        points = [panel.ax.transData.transform(point) for line in marks for point in line.get_xydata()]
+        for text, box in labels:
+            assert not any(box.contains(*point) for point in points), text.get_text()
+            assert not any(box.padded(-0.5).overlaps(other.padded(-0.5)) for one, other in labels if one is not text)
+            away = min(np.hypot(*(np.clip(point, box.min, box.max) - point)) for point in points)
+            assert text.arrow_patch or away < 8 * figure.dpi / 72, text.get_text()
 
 
 def test_figure_is_drawn_when_named(study, tmp_path):  # noqa: F811

@@ -10,6 +10,7 @@ from itertools import combinations
 import numpy as np
 import pytest
 from matplotlib.colors import to_rgb
+from matplotlib.legend import Legend
 from matplotlib.text import Text
 
 from scalebench.analysis import Results, load
@@ -84,6 +85,7 @@ def test_each_page_fits_and_names_its_series(eight, name, style):
         for text in filter(Text.get_text, _texts(figure)):
             box = text.get_window_extent()
             assert figure.bbox.x0 <= box.x0 < box.x1 <= figure.bbox.x1, text.get_text()
+            assert figure.bbox.y0 <= box.y0 < box.y1 <= figure.bbox.y1, text.get_text()
         shown = [text.get_text() for text in figure.findobj(Text)]
         named = {re.sub(r"[\s\n]+", "", text) for text in shown}
         for series in page.series:
@@ -92,6 +94,52 @@ def test_each_page_fits_and_names_its_series(eight, name, style):
     assert len(set(titles)) == len(titles)
     assert not any("..." in title for title in titles)
     assert all(title.endswith(re.sub(r"^\([a-z]+\) ", "", title)) for title in titles)
+
+
+@pytest.mark.parametrize("name", ["breakdown", "reduction-parts", "communication"])
+def test_slides_keep_texts_apart_below_long_titles(eight, name):
+    _, pages = draw(eight, name, choose_style("slides"))
+    for figure in pages:
+        assert overlapping(figure) == []
+        for ax in figure.axes:
+            label = ax.yaxis.label.get_window_extent()
+            assert not ax.get_ylabel() or label.height <= 1.1 * ax.get_window_extent().height, ax.get_ylabel()
+
+
+@pytest.mark.parametrize("name", ["strong-scaling", "convergence"])
+def test_panels_of_a_group_are_on_one_page(eight, name):
+    canvas, _ = draw(eight, name, choose_style("ieee"))
+    groups = [[panel.ax.get_title(loc="left").partition(": ")[2] for panel in page.panels] for page in canvas._pages]
+    assert len(groups) > 1
+    assert all(not set(one) & set(other) for one, other in combinations(groups, 2))
+
+
+@pytest.mark.parametrize("name", ["breakdown", "reduction-parts"])
+def test_axes_of_bars_are_labelled_workers_and_the_legend_names_executions(eight, name):
+    canvas, (figure, *_) = draw(eight, name, choose_style("ieee"))
+    assert {panel.ax.get_xlabel() for panel in canvas.shown} == {"workers"}
+    legend = {text.get_text() for part in figure.findobj(Legend) for text in part.get_texts()}
+    assert {"virtual (computed time)", "native (measured)"} <= legend
+    below = {text.get_text() for text in canvas.shown[-1].ax.texts}
+    assert {"native", "virtual"} <= below, "two executions have a name each below their counts"
+
+
+def test_marks_at_the_end_of_an_axis_are_whole(tmp_path):
+    rows = [run_row(run_id=str(n), workers=n, final_metric=1.0) for n in (1, 2)]
+    with Store(tmp_path / "whole", fsync=False) as store:
+        for row in rows:
+            store.append(row, [])
+    canvas, _ = draw(load(tmp_path / "whole"), "strong-scaling", choose_style("ieee"))
+    (metric,) = [panel for panel in canvas.shown if panel.name == "test accuracy"]
+    (line,) = [line for line in metric.ax.get_lines() if line.get_marker() not in ("", "None")]
+    assert not line.get_clip_on()
+
+
+def test_equal_curves_of_convergence_are_seen_side_by_side(eight):
+    canvas, _ = draw(eight, "convergence", choose_style("ieee"))
+    lines = [line for line in canvas.shown[0].ax.get_lines() if line.get_marker() not in ("", "None")]
+    heights = [line.get_transform().transform((1, 0.9))[1] for line in lines]
+    assert len(set(np.round(heights, 3))) == len(canvas.shown[0].series) > 1
 
 
 def test_panels_with_one_series_are_told_apart_without_their_letter(eight):
@@ -159,6 +207,11 @@ def test_short_names_are_distinct(seed):
     names = {f"{draw.choice(heads)}({', '.join(sorted(draw.sample(options, draw.randint(1, 3))))})" for _ in range(12)}
     names |= {f"{name} on gloo" for name in list(names)[:3]}
     assert len(set(short_names(names).values())) == len(names)
+
+
+def test_letter_of_a_panel_has_no_line_of_its_own():
+    with house_style():
+        assert wrapped("(d) epoch_average(every=2)", 95, 8) == "(d) epoch_average(\nevery=2)"
 
 
 def test_wrapped_lines_lose_no_letter():

@@ -16,7 +16,7 @@ from PIL import Image
 
 from scalebench.analysis import Results, load, ratios
 from scalebench.errors import ResultsError, UsageError
-from scalebench.figures import PlotRequest, default_figures, describe_figures, figure_names, plot, plot_folder
+from scalebench.figures import FORMATS, PlotRequest, default_figures, describe_figures, figure_names, plot, plot_folder
 from scalebench.figures.base import FIGURES
 from scalebench.figures.drawing.canvas import Canvas
 from scalebench.figures.drawing.panel import tint
@@ -43,7 +43,7 @@ def results(tmp_path_factory) -> Results:
 @pytest.fixture(scope="module")
 def plots(results, tmp_path_factory) -> Path:
     output = tmp_path_factory.mktemp("plots")
-    plot(results, output)
+    plot(results, output, formats=FORMATS)
     return output / "synthetic"
 
 
@@ -65,7 +65,7 @@ def test_every_figure_has_own_file_and_summary():
 SUFFIXES = ("pdf", "svg", "png", "csv", "txt", "tex")
 
 
-def test_figures_are_written_in_three_formats_with_csv(plots):
+def test_figures_are_written_in_all_formats_with_csv(plots):
     names = [name for name in default_figures() if name not in ("weak-scaling", "time-to-target")]
     assert {file.name for file in plots.iterdir()} == {f"{n}.{s}" for n in names for s in SUFFIXES}
     for name in names:
@@ -78,6 +78,7 @@ def test_figures_are_written_in_three_formats_with_csv(plots):
 def test_same_records_give_same_bytes(results, plots, tmp_path):
     plot(results, tmp_path, ["strong-scaling", "breakdown"])
     again = digests(tmp_path / "synthetic")
+    assert {name.partition(".")[2] for name in again} == {"png", "csv", "txt", "tex"}
     assert again == {name: digest for name, digest in digests(plots).items() if name in again}
 
 
@@ -205,6 +206,18 @@ def test_two_seeds_have_no_interval(tmp_path):
     assert "interval over seeds" not in caption(kept, "convergence")
 
 
+def test_epochs_that_some_repetitions_did_not_evaluate_are_averaged_over_the_others(tmp_path):
+    study = seeds_alone(3)
+    row, (first, last) = study[2]
+    study[2] = (row, [first.model_copy(update={"test_metric": None}), last])
+    kept = keep(tmp_path / "study", study)
+    plot(kept, tmp_path / "plots", ["convergence"], formats=["svg"])
+    drawn = pd.read_csv(next((tmp_path / "plots").rglob("convergence.csv")))
+    drawn = drawn[drawn["panel"].str.endswith("epochs")]
+    assert drawn[["x", "n"]].to_numpy().tolist() == [[1, 2], [2, 3]]
+    assert drawn["y"].tolist() == pytest.approx([0.91, 0.95])
+
+
 def test_legend_names_serial_only_if_drawn(tmp_path, results):
     assert "Serial (one worker) is drawn in every panel." in caption(results, "convergence")
     assert "Serial" not in caption(keep(tmp_path, seeds_alone(3)), "convergence")
@@ -328,7 +341,7 @@ def overlapping(figure) -> list[tuple[str, str]]:
 def _overlaps(figure) -> tuple[list[tuple[str, str]], int]:
     figure.draw_without_rendering()
     shown = [text for text in _texts(figure) if text.get_text().strip() and text.get_color() != "none"]
-    boxes = [(text.get_text(), text.get_window_extent()) for text in shown]
+    boxes = [(text.get_text(), Text.get_window_extent(text)) for text in shown]  # without the line of an annotation
     found = [
         (one, other)
         for index, (one, box) in enumerate(boxes)
@@ -339,7 +352,7 @@ def _overlaps(figure) -> tuple[list[tuple[str, str]], int]:
 
 
 def _texts(figure) -> Iterator[Text]:
-    for ax in figure.axes:
+    for ax in filter(lambda ax: ax.axison, figure.axes):  # spare panels are not drawn
         yield from (ax.title, ax._left_title, ax.xaxis.label, ax.yaxis.label, *ax.texts)
         for axis in (ax.xaxis, ax.yaxis):  # matplotlib keeps ticks outside the axes that it does not draw
             yield from (tick.label1 for tick in axis._update_ticks() if tick.label1.get_visible())

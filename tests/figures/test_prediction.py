@@ -70,7 +70,7 @@ def test_equal_lines_are_drawn_apart_with_their_crosses():
     with house_style():
         [[panel]] = Canvas("prediction").grids((1, 1, 2.0))
         panel.title("interval")
-        panel.curve(frame, "interval", looks(["allreduce", "ddp"]), shift=False, apart=True)
+        panel.curve(frame, "interval", looks(["allreduce", "ddp"]), shift=False, apart_pt=1.6)
     heights = [line.get_transform().transform((2, 8.0))[1] for line in panel.ax.lines]
     assert len(heights) == 4
     assert heights[0] == heights[1] < heights[2] == heights[3]

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import io
 import re
+import zlib
 
 import pandas as pd
 import pytest
+from fontTools.ttLib import TTFont
 from matplotlib.colors import to_rgb
 from matplotlib.text import Text
 from PIL import Image
@@ -64,8 +67,20 @@ def test_pdf_embeds_truetype_fonts_and_no_bitmap(results, tmp_path):
     for file in files:
         pdf = file.read_bytes()
         assert b"/FontFile2" in pdf
+        assert b"/ToUnicode" in pdf  # text can be searched and copied
         assert b"/Type3" not in pdf
         assert b"/Subtype /Image" not in pdf
+
+
+def test_pdf_embeds_letters_without_the_tables_that_lay_them_out(results, tmp_path):
+    (figure,) = plot_folder(results.folder, tmp_path, PlotRequest(("strong-scaling",), ("pdf",)))
+    streams = re.findall(rb"stream\n(.*?)\nendstream", figure.files[0].read_bytes(), re.DOTALL)
+    fonts = [data for data in map(zlib.decompress, streams) if data.startswith(b"\0\1\0\0")]
+    assert fonts
+    for data in fonts:
+        tables = set(TTFont(io.BytesIO(data)).keys())
+        assert {"glyf", "hmtx"} <= tables
+        assert not {"GSUB", "GPOS", "GDEF"} & tables
 
 
 def test_png_is_as_wide_as_asked_at_300_dots_per_inch(results, tmp_path):

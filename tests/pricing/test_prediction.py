@@ -11,6 +11,7 @@ import yaml
 
 from scalebench.cluster.engine_costs import EngineCost, EngineCosts
 from scalebench.cluster.load import load_cluster
+from scalebench.errors import StudyError
 from scalebench.models.layer_counting import count_model
 from scalebench.models.layers import Layer, LayerTable
 from scalebench.models.registry import build_model
@@ -32,7 +33,8 @@ from scalebench.virtual.engine import model_time
 
 WORKERS, EPOCHS, STEPS, BATCH = 16, 20, 48, 4
 QUEUES = ("asp", "ssp", "dssp", "bsp", "bsp_backup", "elastic_bsp", "epoch_async", "dislib-compat-async", "ad_psgd")
-LOCK_STEP = [name for name in registry.names() if name not in (*QUEUES, "serial")]
+WHOLE = [name for name in registry.names() if registry.create(name, {}).traits.mesh(4).parts == 1]  # models
+LOCK_STEP = [name for name in WHOLE if name not in (*QUEUES, "serial")]
 
 
 def layers() -> LayerTable:
@@ -157,3 +159,9 @@ def test_shared_models_take_memory_of_their_hosts_only():
     """Every worker of ad_psgd can reach the models of all others, and holds its own."""
     own, name = predictor(), Component(name="ad_psgd")
     assert memory_of(own, name, 64).strategy == memory_of(own, name, 4).strategy
+
+
+def test_workers_that_hold_parts_of_a_model_are_not_predicted():
+    own = predictor()
+    with pytest.raises(StudyError, match="pipeline: workers that hold parts of a model are not predicted"):
+        own.times(Component(name="pipeline"), WORKERS, [Case(own.platform, BATCH)])

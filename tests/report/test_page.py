@@ -149,7 +149,7 @@ def test_study_yaml_can_be_downloaded_from_the_page(read):
 
 
 def test_same_records_give_same_bytes(small, page, tmp_path):
-    cached, again = (write_report(small.folder, tmp_path / name) for name in ("once.html", "again.html"))
+    cached, again = (write_report(small.folder, tmp_path / f"{jobs}.html", jobs) for jobs in (1, 2))
     assert cached.read_bytes() == again.read_bytes()
     assert cached.stat().st_size < page.stat().st_size < 3_000_000
 

@@ -39,7 +39,7 @@ class GivenReplica(Replica):
             yield Batch(x, y, 1.0, step, step == 0)
 
     def epoch_done(self, epoch, agreed):
-        self.epoch_losses += [float(loss) for loss, _ in self._losses[-1:]]  # before its update, as heat reports it
+        self.epoch_losses += [float(loss) for loss in self._losses[-1:]]  # before its update, as heat reports it
         super().epoch_done(epoch, agreed)
 
     def gradient(self, batch, weight=1.0, *, add=False):

@@ -11,6 +11,7 @@ from torch import nn
 
 from scalebench.data.plan import BatchPlan
 from scalebench.strategies import registry
+from scalebench.strategies.epoch_average import EpochAverage
 from scalebench.virtual import arithmetic, engine
 from scalebench.virtual.arithmetic import Choice, choose
 from scalebench.virtual.engine import simulate_alike
@@ -19,7 +20,9 @@ from tests.conftest import some
 SUMS = 1e-12  # float64, relative to weights of order 1: sums over samples and workers in another order
 WORKERS = 4
 NEEDS = {"hierarchical_local_sgd": {"groups": {1: 2, 64: 4}}, "torch_hierarchical_local_sgd": {"groups": {1: 2, 64: 4}}}
-SEVERAL = sorted(name for name in registry.names() if registry.create(name, {}, "virtual").requires)
+KNOWN = {name: registry.create(name, {}, "virtual") for name in registry.names()}
+WHOLE = [name for name, strategy in KNOWN.items() if strategy.traits.mesh(4).parts == 1]  # models
+SEVERAL = sorted(name for name in WHOLE if KNOWN[name].requires)
 
 
 @pytest.fixture(autouse=True)
@@ -74,6 +77,37 @@ def test_batched_steps_are_those_of_the_optimizer(optimizer, make_run, blobs, ma
     assert torch.allclose(found, expected, rtol=0, atol=SUMS)
 
 
+class Looped(EpochAverage):
+    """`epoch_average` whose steps are taken one by one, as a user's strategy takes them."""
+
+    def train_epoch(self, worker, epoch):
+        for batch in worker.batches(epoch):
+            worker.local_step(batch)
+        self.average(worker)
+
+
+@pytest.mark.parametrize("values", [{}, {"lr_policy": "cosine"}, {"optimizer": "adam"}, {"batch_per_worker": 7}])
+@pytest.mark.parametrize("fills", [False, True])
+def test_steps_that_are_taken_together_are_those_taken_one_by_one(fills, values, make_run, blobs, machine, monkeypatch):
+    run = make_run("epoch_average", 5, virtual={"jitter": "normal", "slowdown": {1: 2.0}}, **values)
+    choice = Choice(batched=True, fills=fills)
+    other, found = weights_by(choice, run, blobs, machine, monkeypatch)
+    monkeypatch.setattr(engine, "_virtual", lambda run: Looped())
+    one, expected = weights_by(choice, run, blobs, machine, monkeypatch)
+    assert one.facts.arithmetic == other.facts.arithmetic == "batched"
+    assert torch.allclose(found, expected, rtol=0, atol=SUMS)
+    assert losses(other) == pytest.approx(losses(one), abs=SUMS)
+    assert other.train_s == one.train_s, "bit for bit"
+    assert [worker.compute_s for worker in other.workers] == [worker.compute_s for worker in one.workers]
+
+
+def test_filled_batches_give_the_gradients_of_unequal_ones(make_run, blobs, machine, monkeypatch):
+    run = make_run("allreduce", 5, evaluate_every=1)  # 19 and 20 samples: batches of 6 and 7
+    _, expected = weights_by(Choice(batched=True), run, blobs, machine, monkeypatch)
+    _, found = weights_by(Choice(batched=True, fills=True), run, blobs, machine, monkeypatch)
+    assert torch.allclose(found, expected, rtol=0, atol=SUMS)
+
+
 def hooked():
     net = nn.Linear(2, 3)
     net.register_forward_hook(lambda module, inputs, made: made)
@@ -117,8 +151,16 @@ def test_models_without_a_batched_form_keep_single_gradients(build, one_batch, r
     run = make_run("local_sgd", WORKERS)
     choice = choose(run, blobs, BatchPlan.of(run, WORKERS, 0, blobs))
     assert choice.one_batch is one_batch
+    assert choice.fills is False, "a coupled model must not see samples twice"
+    assert choice.records is choice.batched
     assert reason in choice.reason
     assert choice.batched is (not reason)
+
+
+@pytest.mark.parametrize(("choice", "why"), [(Choice(reason="it draws"), "it draws"), (Choice(batched=True), "")])
+def test_why_gradients_are_single_is_a_fact_of_the_run(choice, why, make_run, blobs, machine, monkeypatch):
+    outcome, _ = weights_by(choice, make_run("local_sgd", WORKERS), blobs, machine, monkeypatch)
+    assert outcome.facts.why_single == why
 
 
 def test_choice_is_measured_once_for_a_model_and_batch(make_run, blobs, monkeypatch, tmp_path):

@@ -49,6 +49,12 @@ def test_operations_of_each_strategy_are_measured(make_run, blobs, machine, seco
     assert all(time == OperationTime(seconds=1e-3) for time in found[str(run.strategy)].values())
 
 
+def test_operations_on_parts_of_a_model_are_measured(make_run, blobs, machine, seconds):
+    run = make_run({"hybrid": {"micro_batches": 2, "within": {"slowmo": {"steps": 2}}}}, 4, epochs=4)
+    found = measure_operations([run], {4: blobs}, machine)
+    assert found[str(run.strategy)] == {"BlockMomentum._restart": OperationTime(seconds=1e-3)}
+
+
 def test_cost_of_further_messages_is_measured_with_twice_as_many(make_run, blobs, machine, seconds):
     runs = [make_run(TOPK, workers) for workers in (1, 4, 2)]
     times = measure_operations(runs, {1: blobs, 2: blobs, 4: blobs}, machine)[str(runs[0].strategy)]

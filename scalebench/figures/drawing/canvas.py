@@ -13,10 +13,12 @@ import numpy as np
 import pandas as pd
 from matplotlib import rcParams
 from matplotlib.axes import Axes
+from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure, FigureBase
 from matplotlib.gridspec import GridSpec
 from matplotlib.layout_engine import ConstrainedLayoutEngine
 from matplotlib.lines import Line2D
+from matplotlib.ticker import FixedLocator
 
 from scalebench.analysis import Results
 from scalebench.figures.added import EXECUTION, Added
@@ -46,6 +48,8 @@ _LEAST_NARROW_IN = 0.2
 _CAPTION_PT, _CAPTION_LINE = 7.6, 1.4
 _CHARACTERS_PER_POINT_AND_IN = 130.0  # times inches, divided by points
 _MOST_IN_ROW = 7  # entries of a legend
+_MOST_LAYOUTS = 3
+_TITLE_LINE = 1.25  # times the size of titles
 _TITLE_GAP_PT = 3.0  # to the next title, or the end of the page
 _MOST_LINES = 4  # of a caption in the picture
 WIDE = "interval wider than the panel"
@@ -120,13 +124,15 @@ class Canvas:
         least = self.style.size * (_LEAST_NARROW_IN if narrow else _LEAST_PANEL_IN)
         return max(1, min(most, int(self.style.width_in / least)))
 
-    def grids(self, *grids: tuple[int, int, float]) -> list[list[Panel]]:
+    def grids(self, *grids: tuple[int, int, float], together: int = 1) -> list[list[Panel]]:
         """Lay out grids of (number of panels, columns, height in inches of a panel); return the panels of each grid.
 
-        Panels are lettered in order; a single one has no letter.
+        Panels are lettered in order; a single one has no letter. Rows of `together` panels that follow one another, as
+        those of one group of series, stay on one page if they fit.
         """
         rows = [(columns, height) for count, columns, height in grids for _ in range(-(-count // columns))]
-        everything = iter(self.rows(*rows))
+        whole = all(count % together == 0 and together % columns == 0 for count, columns, _ in grids)
+        everything = iter(self.rows(*rows, together=together // grids[0][1] if whole else 1))
         found: list[list[Panel]] = []
         for count, columns, _ in grids:
             cells = list(itertools.islice(everything, columns * -(-count // columns)))
@@ -140,13 +146,13 @@ class Canvas:
             panel.letter = lettered(place)
         return found
 
-    def rows(self, *rows: tuple[int, float]) -> list[Panel]:
+    def rows(self, *rows: tuple[int, float], together: int = 1) -> list[Panel]:
         """Lay out one row of panels for each (number of panels, height in inches); return all panels in order.
 
-        Rows that do not fit the height of the style's page go to further pages.
+        Rows that do not fit the height of the style's page go to further pages; `together` rows are not parted.
         """
         self._grid = list(rows)
-        for own in self._paged(rows):
+        for own in self._paged(rows, together):
             page = self._new_page(sum(height for _, height in own) * self.style.height)
             body = page.figure.add_subfigure(page.bands[0])
             groups = [(count, [height for _, height in part]) for count, part in itertools.groupby(own, itemgetter(0))]
@@ -161,23 +167,26 @@ class Canvas:
     def _new_page(self, panels_in: float) -> Page:
         layout = ConstrainedLayoutEngine(w_pad=0.09 * self.style.scale, h_pad=0.06 * self.style.scale)
         figure = Figure(figsize=(self.style.width_in, 4), layout=layout)
+        FigureCanvasAgg(figure)  # texts that it measures for the layout are not measured again for a PNG
         parts = 3 if self.style.caption == "below" else 2
         bands = figure.add_gridspec(parts, 1)
         strip, *foot = (figure.add_subfigure(bands[row]) for row in range(1, parts))
         self._pages.append(Page(figure, bands, strip, foot, [], panels_in))
         return self._pages[-1]
 
-    def _paged(self, rows: Sequence[tuple[int, float]]) -> Iterator[list[tuple[int, float]]]:
+    def _paged(self, rows: Sequence[tuple[int, float]], together: int) -> Iterator[list[tuple[int, float]]]:
         """Yield the rows of each page; what legend and caption will take is estimated."""
         entries: list[Entry] = [(Line2D([], []), name) for name in self.names.values()]
         legend = _LEGEND_ROW_IN * self.style.scale * (1.5 + len(self._wrap(entries)) if entries else 2)
         foot = (_CAPTION_LINE * self._caption_pt / 72 * _MOST_LINES + 0.16) * (self.style.caption == "below")
         room = 1.05 * (self.style.page_in - legend - foot) / self.style.height  # `finish` makes panels fit
-        pages = _filled(rows, room)
-        even = -(-len(rows) // len(pages))
-        alike = [list(rows[start : start + even]) for start in range(0, len(rows), even)]
-        fits = all(sum(height for _, height in page) <= room for page in alike)
-        yield from alike if fits else pages
+        parts = [rows[start : start + together] for start in range(0, len(rows), together)]
+        if max(map(_height, parts)) > room:
+            parts = [[row] for row in rows]
+        pages = _filled(parts, room)
+        even = -(-len(parts) // len(pages))
+        alike = [list(itertools.chain(*parts[start : start + even])) for start in range(0, len(parts), even)]
+        yield from alike if max(map(_height, alike)) <= room else pages
 
     def rows_of_groups(
         self, groups: Sequence[T], names: Sequence[str], columns: int = 0, heights: tuple[float, float] = (2.75, 2.1)
@@ -187,7 +196,7 @@ class Canvas:
         `heights` are those of the panels of one group and of several.
         """
         across = columns or self.fits(len(names))
-        (panels,) = self.grids((len(groups) * len(names), across, heights[len(groups) > 1]))
+        (panels,) = self.grids((len(groups) * len(names), across, heights[len(groups) > 1]), together=len(names))
         places = itertools.product(groups, names)
         return [(panel, group, name) for panel, (group, name) in zip(panels, places, strict=True)]
 
@@ -290,11 +299,18 @@ class Canvas:
             mark = (Line2D([], [], **wide_interval()), WIDE)
             self._legend = [*self._legend[:-1], [*(self._legend or [[]])[-1], mark]]
 
-    def finish(self) -> list[Figure]:
-        """Set the heights, write legend and caption, and return the figure of each page."""
+    def finish(self, *, fixed: bool = True) -> list[Figure]:
+        """Set the heights, write legend and caption, and return the figure of each page.
+
+        Ticks are `fixed` as the layout has them: a rounded position may have room for others. Axes that are given to a
+        reader, who may set other limits, keep their locators.
+        """
         self.close()
         for page in self._pages:
             self._finish(page, self._pages.index(page) == 0)
+            for panel in page.panels if fixed else ():
+                panel.ax.yaxis.set_major_locator(FixedLocator(panel.ax.yaxis.get_majorticklocs().tolist()))
+            _round_places(page.figure)
         return [page.figure for page in self._pages]
 
     def _finish(self, page: Page, first: bool) -> None:
@@ -309,8 +325,6 @@ class Canvas:
         feet = [_CAPTION_LINE * size / 72 * len(lines) + 0.16] * len(page.foot)
         panels = min(page.panels_in, self.style.page_in - strip - sum(feet))
         heights = [max(panels, 0.5 * page.panels_in), strip, *feet]
-        page.figure.set_size_inches(self.style.width_in, sum(heights))
-        page.bands.set_height_ratios(heights)
         for row, above in zip(legends, itertools.accumulate(tall, initial=0), strict=False):
             handles, labels = zip(*row, strict=True)
             top = 1 - (0.02 + row_in * above) / strip
@@ -323,11 +337,22 @@ class Canvas:
             foot.text(0.02, at, "\n".join(lines), va="top", size=size, linespacing=1.25).set_in_layout(False)
         layout = page.figure.get_layout_engine()
         assert layout is not None
+        self._set_heights(page, heights)
         layout.execute(page.figure)  # once for all formats
-        if _fit_titles(page):
+        for _ in range(_MOST_LAYOUTS):  # a wrapped label takes from the width of the titles
+            if not _fit_texts(page):
+                break
+            self._set_heights(page, heights)
             layout.execute(page.figure)
         page.figure.set_layout_engine("none")
-        _round_places(page.figure)
+
+    def _set_heights(self, page: Page, heights: Sequence[float]) -> None:
+        """Set the heights of panels, legend and caption; further lines of titles take further room, if there is."""
+        panels, *below = heights
+        titles = _further_lines(page) * _TITLE_LINE * rcParams["axes.titlesize"] / 72
+        more = max(0.0, min(titles, self.style.page_in - sum(heights)))
+        page.figure.set_size_inches(self.style.width_in, sum(heights) + more)
+        page.bands.set_height_ratios([panels + more, *below])
 
     @property
     def _caption_pt(self) -> float:
@@ -373,6 +398,23 @@ class Canvas:
         return rows
 
 
+def _further_lines(page: Page) -> int:
+    """Return how many lines the titles of a page take besides one for each row of panels."""
+    lines: dict[tuple[int, int], int] = {}
+    for panel in page.panels:
+        place = panel.ax.get_subplotspec()
+        assert place is not None
+        row = id(place.get_gridspec()), place.rowspan.start
+        lines[row] = max(lines.get(row, 0), panel.ax.get_title(loc="left").count("\n"))
+    return sum(lines.values())
+
+
+def _fit_texts(page: Page) -> bool:
+    """Wrap titles and labels that are longer than their panel; return True if there are any."""
+    labels = [panel.fit_label(panel.ax.get_window_extent().height * 72 / page.figure.dpi) for panel in page.panels]
+    return _fit_titles(page) or any(labels)
+
+
 def _fit_titles(page: Page) -> bool:
     """Wrap the titles that reach over the next panel or the end of the page; return True if there are any.
 
@@ -388,13 +430,18 @@ def _fit_titles(page: Page) -> bool:
     return changed
 
 
-def _filled(rows: Sequence[tuple[int, float]], room: float) -> list[list[tuple[int, float]]]:
-    """Return the rows of as few pages as possible, each with at most `room` for its rows, or with one row."""
+def _height(rows: Sequence[tuple[int, float]]) -> float:
+    """Return the height of rows of panels, each (number of panels, height)."""
+    return sum(height for _, height in rows)
+
+
+def _filled(parts: Sequence[Sequence[tuple[int, float]]], room: float) -> list[list[tuple[int, float]]]:
+    """Return the rows of as few pages as possible, each with at most `room` for its parts, or with one part."""
     pages: list[list[tuple[int, float]]] = [[]]
-    for row in rows:
-        if pages[-1] and sum(height for _, height in pages[-1]) + row[1] > room:
+    for part in parts:
+        if pages[-1] and _height(pages[-1]) + _height(part) > room:
             pages.append([])
-        pages[-1].append(row)
+        pages[-1] += part
     return pages
 
 

@@ -173,7 +173,10 @@ def _between_nodes(results: Results, runs: pd.DataFrame) -> str:
 def _of(results: Results, drawn: pd.DataFrame | None) -> pd.DataFrame:
     """Return the completed runs that are `drawn`, by default all."""
     runs = results.completed
-    return runs if drawn is None else runs.merge(drawn[_PLACE].drop_duplicates(), on=_PLACE)
+    if drawn is None:
+        return runs
+    places = set(drawn[_PLACE].itertuples(index=False, name=None))
+    return runs[[place in places for place in runs[_PLACE].itertuples(index=False, name=None)]]
 
 
 def _card(card: dict[str, Any]) -> str:

@@ -11,7 +11,8 @@ from scalebench.figures.style import printed_width
 
 _LONG = 26  # characters; shorter names stay as they are
 _LABEL = re.compile(r"(?P<head>[^(]*?)(?:\((?P<options>.*)\))?(?P<rest> (?:on|in) .*)?", re.DOTALL)
-_BREAKS = re.compile(r"(?<=[(,_:/.=])")  # a word may be broken after these
+_LETTER = re.compile(r"\([a-z]+\)")  # of a panel
+_BREAKS = re.compile(r"(?<=[(,_:/.])")  # a word may be broken after these
 
 
 def family(name: str) -> str:
@@ -66,6 +67,8 @@ def wrapped(text: str, points: float, size: float) -> str:
         joined = f"{lines[-1]} {word}" if lines[-1] else word
         if width(joined, size) <= points:
             lines[-1] = joined
+        elif _LETTER.fullmatch(lines[-1]):  # a letter does not stand on a line of its own
+            lines[-1:] = _broken(joined, points, size)
         else:
             lines += _broken(word, points, size) if width(word, size) > points else [word]
     return "\n".join(line for line in lines if line)

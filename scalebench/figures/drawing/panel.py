@@ -11,6 +11,7 @@ import pandas as pd
 from matplotlib import rcParams
 from matplotlib.axes import Axes
 from matplotlib.collections import LineCollection
+from matplotlib.lines import Line2D
 from matplotlib.patches import Rectangle
 from matplotlib.ticker import FixedLocator, FuncFormatter, LogLocator, NullLocator
 from matplotlib.transforms import ScaledTranslation
@@ -27,7 +28,6 @@ _TITLE_SHARE = 0.8  # of a panel's width: titles begin where the axes do
 _BAR = 0.78
 _CONTEXT = "#D0D0D0"
 _MOST_SHIFT = 0.4  # of the gap between neighbouring points
-_APART_PT = 1.6  # between equal lines
 Bar = tuple[tuple[float, float], tuple[float, float]]
 
 
@@ -58,6 +58,7 @@ class Panel:
         self._rows: list[dict[str, object]] = []
         self._bars: list[tuple[Bar, str, tuple[float, float]]] = []  # with colour and point
         self._ends: list[float] = []
+        self._lines: list[Line2D] = []
         self.has_context = False
         self._top = math.inf
         self._fitted = False
@@ -83,6 +84,13 @@ class Panel:
         self.ax.set_title(lines, linespacing=1.05)
         return lines != before
 
+    def fit_label(self, points: float) -> bool:
+        """Wrap the label of the y axis to lines of at most `points`; return True if that changes it."""
+        before = self.ax.get_ylabel()
+        lines = wrapped(before.replace("\n", " "), points, rcParams["axes.labelsize"])
+        self.ax.yaxis.label.set(text=lines, linespacing=1.05)
+        return lines != before
+
     def curve(
         self,
         frame: pd.DataFrame,
@@ -96,15 +104,16 @@ class Panel:
         shift: bool = True,
         connect: bool = True,
         sparse: bool = False,
-        apart: bool = False,
+        apart_pt: float = 0.0,
     ) -> None:
         """Draw a line with markers for each series and execution of `frame`, with error bars from `low` to `high`.
 
         `frame` has the columns execution, engine, series, workers, oversubscribed and, of measured times, disturbed;
         rows without a value are left out. `scale` turns its unit into that of the axis; the drawn data has the unit of
         the axis. A `sparse` line has error bar, cross and plus sign at its last point only. Lines that may be equal are
-        drawn `apart`: each a little higher than the one before.
+        drawn `apart_pt` points apart: each a little higher than the one before.
         """
+        own = [name for name in looks if name in set(frame["series"])]
         crowded = _fitting_shift(frame[x]) if shift else 1.0
         bars: list[Bar] = []
         colors: list[str] = []
@@ -123,36 +132,42 @@ class Panel:
                 points += list(zip(at, y, strict=True))[first:]
             style = look.line(str(execution)) | ({} if connect else {"linestyle": ""})
             order = 4 if execution == "native" else 3
-            if apart:  # in points, so that distances are the same on all axes
-                rank = list(looks).index(str(name)) - (len(looks) - 1) / 2
-                figure = self.ax.get_figure(root=True)
-                assert figure is not None
-                lifted = ScaledTranslation(0, _APART_PT / 72 * rank, figure.dpi_scale_trans)
-                style["transform"] = self.ax.transData + lifted
-            self.ax.plot(at, y, zorder=order, **style)
+            drawn = self.ax.plot(at, y, zorder=order, **style)
             if look.inside:
-                inner = look.inner(str(execution)) | ({"transform": style["transform"]} if apart else {})
-                self.ax.plot(at, y, zorder=order + 0.1, **inner)
+                drawn += self.ax.plot(at, y, zorder=order + 0.1, **look.inner(str(execution)))
             self.series.add(str(name))
             for mark, places in marked.items():
                 hit = np.flatnonzero(group[mark].fillna(False).to_numpy(dtype=bool))[-1 if sparse else 0 :]
-                if apart:
-                    self.ax.plot(at[hit], y[hit], **MARKS[mark](), transform=style["transform"], zorder=5)
+                if apart_pt:
+                    drawn += self.ax.plot(at[hit], y[hit], **MARKS[mark](), zorder=5)
                 else:
                     places += list(zip(at[hit], y[hit], strict=True))
+            if apart_pt:
+                self._lift(drawn, apart_pt * (own.index(str(name)) - (len(own) - 1) / 2))
+            self._lines += drawn
         self._keep_curves(frame[frame[quantity].notna()], quantity, x, (low, high), scale)
         self.intervals(bars, colors, points)
         for mark, places in marked.items():
             if places:
                 self.ax.plot(*zip(*places, strict=True), **MARKS[mark](), zorder=5)
 
-    def context(self, frame: pd.DataFrame, quantity: str, *, x: str = "workers", scale: float = 1.0) -> None:
-        """Draw the curves of other panels in pale grey behind those of this one; they are not recorded."""
+    def _lift(self, lines: Sequence[Line2D], points: float) -> None:
+        """Draw lines higher by `points`, the same on all axes; limits remain those of their values."""
+        figure = self.ax.get_figure(root=True)
+        assert figure is not None
+        lifted = self.ax.transData + ScaledTranslation(0, points / 72, figure.dpi_scale_trans)
+        for line in lines:
+            line.set_transform(lifted)
+
+    def context(
+        self, frame: pd.DataFrame, quantity: str, *, x: str = "workers", scale: float = 1.0, connect: bool = True
+    ) -> None:
+        """Draw the curves, or points, of other panels in pale grey behind those of this one; they are not recorded."""
         for _, group in frame[frame[quantity].notna()].groupby(["execution", "series"], sort=False):
             group = group.sort_values(x)
-            width = 0.7 * rcParams["lines.linewidth"]
+            style = {"linewidth": 0.7 * rcParams["lines.linewidth"]} if connect else {"marker": ".", "linestyle": ""}
             self.has_context = True
-            self.ax.plot(group[x], scale * group[quantity], color=_CONTEXT, linewidth=width, zorder=1)
+            self.ax.plot(group[x], scale * group[quantity], color=_CONTEXT, zorder=1, **style)
 
     def reductions(
         self,
@@ -192,6 +207,12 @@ class Panel:
             self.marks_wide = True
             self.ax.plot([x], [y], zorder=2, scalex=False, scaley=False, **wide_interval(color))
         self._bars = []
+        left, right = self.ax.get_xlim()
+        for line in self._lines:
+            x, y = np.array(line.get_data(), dtype=float)
+            # Marks at the edge of the panel, as of an accuracy of 1, are drawn whole.
+            line.set_clip_on(bool(((x < left) | (x > right) | (y < low) | (y > high)).any()))
+            line.set_in_layout(False)
 
     def fit_intervals(self) -> None:
         """Widen the y limits towards the ends of error bars, by at most half the range of the points.
@@ -279,7 +300,9 @@ class Panel:
             self.fit_intervals()
         low, high = getattr(self.ax, f"get_{which}lim")()
         room = self.width_in * 0.72 / (0.045 * rcParams["xtick.labelsize"]) if which == "x" else 10
-        ladders = [(1.0, 2.0, 5.0), (1.0, 3.0), (1.0,)]
+        # A short axis, which has fewer than two of the ticks 1, 2 and 5, has more.
+        least = 1 if _ticks((1.0, 2.0, 5.0), low, high) > 1 else 0
+        ladders = [tuple(map(float, range(1, 10))), (1.0, 2.0, 5.0), (1.0, 3.0), (1.0,)][least:]
         fitting = [subs for subs in ladders if len(subs) * math.log10(high / low) <= room]
         axis.set_major_locator(LogLocator(subs=(fitting or ladders[-1:])[0], numticks=20))
         axis.set_major_formatter(FuncFormatter(lambda value, _: _plain(value)))
@@ -350,6 +373,12 @@ def _fitting_shift(counts: pd.Series[int]) -> float:
     """Return the factor of sideways shifts (at most 0.2 octaves) that keeps points apart from the next count's."""
     octaves = np.diff(np.log2(np.unique(counts.astype(float))))
     return min(1.0, float(octaves.min()) * _MOST_SHIFT / 0.2) if len(octaves) else 1.0
+
+
+def _ticks(subs: Sequence[float], low: float, high: float) -> int:
+    """Return how many multiples of powers of ten lie on an axis."""
+    powers = range(math.floor(math.log10(low)), math.ceil(math.log10(high)) + 1)
+    return sum(low <= sub * 10.0**power <= high for power in powers for sub in subs)
 
 
 def _plain(value: float) -> str:

@@ -55,7 +55,7 @@ def counting(name, place):
 
 for name in ("Allreduce", "Iallreduce", "Allgather", "Iallgather", "Alltoall", "Alltoallv", "Bcast", "Reduce"):
     setattr(Counted, name, counting(name, 0))
-for name in ("Send", "Recv"):
+for name in ("Send", "Isend", "Recv"):
     setattr(Counted, name, counting(name, 1))
 
 
@@ -113,14 +113,16 @@ def take_part(run, mpi, entry, dataset, folder):
     calls = [0, 0]
     mpi = Counted(mpi).over(clock, calls)
     with connected(run.engine, mpi, clock, one_node=True) as comm, counting_in_torch(clock, calls):
-        plan = BatchPlan.of(run, run.workers, run.seed, dataset)
+        mesh = strategy.traits.mesh(run.workers)
+        plan = BatchPlan.of(run, run.workers, run.seed, dataset, mesh.parts)
         states = []
 
         def shared(initial, host):
             states.append(OneSidedState(comm, initial, host))
             return states[-1]
 
-        replica = made(run, dataset, plan, comm, clock, shared=shared, workers_per_node=entry["workers_per_node"])
+        per_node = entry["workers_per_node"]
+        replica = made(run, dataset, plan, comm, clock, shared=shared, workers_per_node=per_node, mesh=mesh)
         report = train(replica, strategy, warm=run.warmup_steps > 0)
         called = mpi.gather(tuple(calls))
         buffers = [buffer.double().reshape(-1).numpy() for buffer in replica.model.buffers()]
@@ -136,7 +138,7 @@ def take_part(run, mpi, entry, dataset, folder):
                 folder / f"{run.run_id}.npz",
                 final=verdict.final.numpy(),
                 counted=np.array(gathered),
-                buffers=np.stack(of_all),
+                buffers=np.concatenate(of_all) if mesh.parts > 1 else np.stack(of_all),
                 called=np.array([collectives for collectives, _ in called]),
                 messages=np.array([messages for _, messages in called]),
                 recorded=np.array([-1 if calls is None else calls for calls in recorded]),

@@ -1,0 +1,217 @@
+"""Models as sequences of layers, of which a worker may hold a part.
+
+A layer is a module with trainable parameters and the modules without that follow it; what precedes the first belongs to
+it too. The sequence is that of the children of `nn.Sequential`, nested ones included, or of the modules that a method
+`layers()` of the model returns, in order: then forward is one after the other.
+"""
+
+from __future__ import annotations
+
+import inspect
+import math
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from functools import partial
+from itertools import accumulate, pairwise
+from typing import Any, NamedTuple, TypeVar
+
+import torch
+from torch import Tensor, nn
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+from scalebench.errors import ModelError
+
+_T = TypeVar("_T")
+_SAMPLES = 2  # of a trial
+
+
+class Layer(NamedTuple):
+    """Consecutive modules that are held by one worker, and the name of the first with parameters."""
+
+    name: str
+    modules: tuple[nn.Module, ...]
+
+    @property
+    def parameters(self) -> list[nn.Parameter]:
+        """Trainable parameters."""
+        return [each for module in self.modules for each in module.parameters() if each.requires_grad]
+
+
+class LayerFacts(NamedTuple):
+    """Sizes of a layer: of one sample its output, as shape, and the work of its forward and backward pass."""
+
+    name: str
+    parameters: int
+    shape: tuple[int, ...]
+    forward: float
+    backward: float
+
+
+def layers_of(model: nn.Module, name: str) -> list[Layer]:
+    """Return the layers of a model that is called `name` in errors.
+
+    Raises:
+        ModelError: it is no sequence of modules, or one has parameters of another.
+    """
+    found: list[tuple[str, list[nn.Module]]] = []
+    leading: list[nn.Module] = []
+    for label, module in _modules(model, name):
+        if any(parameter.requires_grad for parameter in module.parameters()):
+            found.append((label, [*leading, module]))
+            leading = []
+        elif found:
+            found[-1][1].append(module)
+        else:
+            leading.append(module)
+    layers = [Layer(label, tuple(modules)) for label, modules in found]
+    _refuse_shared(layers, name)
+    return layers
+
+
+def _modules(model: nn.Module, name: str) -> Iterator[tuple[str, nn.Module]]:
+    """Yield the modules of a model in the order of its forward pass, with their names."""
+    listed = getattr(model, "layers", None)
+    if type(model) is nn.Sequential:
+        for label, child in model._modules.items():  # a module may be there twice
+            assert child is not None
+            if type(child) is nn.Sequential or inspect.ismethod(getattr(child, "layers", None)):
+                yield from ((f"{label}.{inner}", module) for inner, module in _modules(child, name))
+            else:
+                yield label, child
+    elif inspect.ismethod(listed):
+        for place, module in enumerate(listed()):
+            yield f"layers()[{place}]", module
+    else:
+        raise ModelError(
+            f"model {name}: {type(model).__name__} cannot be cut into layers; make it an nn.Sequential, or give it a "
+            "method layers() that returns its modules in the order of forward"
+        )
+
+
+def _refuse_shared(layers: Sequence[Layer], name: str) -> None:
+    owners: dict[int, Layer] = {}
+    for layer in layers:
+        for parameter in layer.parameters:
+            owner = owners.setdefault(id(parameter), layer)
+            if owner is not layer:
+                raise ModelError(
+                    f"model {name}: layers {owner.name} and {layer.name} share a parameter, so that no cut between "
+                    "them is possible; give each its own"
+                )
+
+
+def facts_of(layers: Sequence[Layer], x: Tensor) -> list[LayerFacts]:
+    """Return the sizes of layers, by their forward pass of the samples `x` without gradients.
+
+    Work is counted as floating-point operations, one for each element of an output where nothing is multiplied. The
+    backward pass does twice that of the forward pass, for inputs and for parameters; the first layer needs the second
+    alone.
+    """
+    samples, found = len(x), []
+    modules = [module for layer in layers for module in layer.modules]
+    with torch.no_grad(), evaluating(modules):
+        for place, layer in enumerate(layers):
+            x, work = counted(partial(_through, layer, x))
+            work /= samples
+            parameters = sum(parameter.numel() for parameter in layer.parameters)
+            found.append(LayerFacts(layer.name, parameters, tuple(x.shape[1:]), work, work * (2 if place else 1)))
+    return found
+
+
+@contextmanager
+def evaluating(modules: Sequence[nn.Module]) -> Iterator[None]:
+    """Set modules to evaluation mode, in which no statistics change."""
+    modes = [(inner, inner.training) for module in modules for inner in module.modules()]
+    for inner, _ in modes:
+        inner.training = False
+    try:
+        yield
+    finally:
+        for inner, mode in modes:
+            inner.training = mode
+
+
+def _through(layer: Layer, x: Tensor) -> Tensor:
+    for module in layer.modules:
+        x = module(x)
+    return x
+
+
+def counted(operation: Callable[[], _T]) -> tuple[_T, float]:
+    """Return what an operation returns, and its floating-point operations."""
+    counter: Any = _Work()  # type: ignore[no-untyped-call]
+    with counter:
+        made = operation()
+    return made, counter.amount
+
+
+class _Work(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Counter of floating-point operations of a forward pass. Torch's own takes seconds to import."""
+
+    amount = 0.0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        made = func(*args, **(kwargs or {}))
+        written = next((leaf for leaf in tree_leaves(made) if isinstance(leaf, Tensor)), None)
+        read = {leaf.untyped_storage()._cdata for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, Tensor)}
+        if written is not None and written.untyped_storage()._cdata not in read:  # a view is no work
+            self.amount += written.numel() * _per_element(func._overloadpacket.__name__, args)
+        return made
+
+
+def _per_element(operation: str, args: Any) -> float:
+    """Return the floating-point operations for each element of an output: 2 k of a product that sums over k."""
+    if operation in ("mm", "bmm"):
+        return float(2 * args[0].shape[-1])
+    if operation in ("addmm", "baddbmm"):
+        return float(2 * args[1].shape[-1])
+    if operation == "convolution":
+        return float(2 * math.prod(args[1].shape[1:]))
+    if "attention" in operation:  # (samples, heads, places, width): two products, over width and over places
+        return float(4 * args[1].shape[-2])
+    return 1.0
+
+
+def require_cut(model: nn.Module, name: str, input_shape: tuple[int, ...]) -> list[Layer]:
+    """Return the layers of a model, which compute one after the other what it does.
+
+    Raises:
+        ModelError: they do not, or it is no sequence; the message says where it fails.
+    """
+    layers = layers_of(model, name)
+    x = torch.linspace(-1, 1, _SAMPLES * math.prod(input_shape), dtype=next(model.parameters()).dtype)
+    x = made = x.view(_SAMPLES, *input_shape)
+    with torch.no_grad(), evaluating([model]):
+        for layer in layers:
+            try:
+                made = _through(layer, made)
+            except Exception as error:
+                said = " ".join(str(error).split())
+                raise ModelError(
+                    f"model {name}: cannot be cut: layer {layer.name} fails on the output of the one before it: "
+                    f"{type(error).__name__}: {said}"
+                ) from error
+            if not isinstance(made, Tensor) or made.dim() == 0 or len(made) != _SAMPLES:
+                raise ModelError(
+                    f"model {name}: cannot be cut: layer {layer.name} gives {_described(made)} for {_SAMPLES} samples; "
+                    "the next worker takes one tensor with a row for each sample"
+                )
+        was_training = model.training
+        whole = model.eval()(x)
+        model.train(was_training)
+    if not (isinstance(whole, Tensor) and torch.allclose(whole, made, rtol=1e-3, atol=1e-5)):
+        raise ModelError(
+            f"model {name}: cannot be cut: its layers one after the other do not compute what its forward does; "
+            "layers() has to return all modules, in order"
+        )
+    return layers
+
+
+def _described(made: Any) -> str:
+    return f"a tensor {tuple(made.shape)}" if isinstance(made, Tensor) else type(made).__name__
+
+
+def bounds_of(sizes: Sequence[int]) -> list[tuple[int, int]]:
+    """Return the first layer of each stage, and that behind its last one."""
+    return list(pairwise([0, *accumulate(sizes)]))

@@ -1,0 +1,104 @@
+"""Replicas of pipeline x tensor workers, agreeing by any strategy that averages."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from functools import cached_property
+from typing import ClassVar, Literal
+
+from pydantic import Field, PositiveInt, model_validator
+
+from scalebench.cluster.mesh import Mesh
+from scalebench.comm.base import Capability
+from scalebench.errors import StudyError
+from scalebench.strategies import registry
+from scalebench.strategies.base import Move, Setting, Strategy
+from scalebench.strategies.parts import PartsOfModel, with_forwards_ahead
+from scalebench.strategies.registry import register
+from scalebench.strategies.traits import Traits
+from scalebench.study.spec import Component
+
+_OF_GROUPS = frozenset({Capability.COLLECTIVES, Capability.NONBLOCKING, Capability.SPLIT, Capability.POINT_TO_POINT})
+
+
+@register()
+class Hybrid(PartsOfModel):
+    """K = d p t workers: d replicas of p stages, whose layers t workers share.
+
+    Within a replica micro-batches move as in `pipeline`, and products are shared as in `tensor`. The d workers with the
+    same part of every replica agree by the strategy `within`: local SGD, SlowMo or DiLoCo over pipelines too.
+    """
+
+    data: int | None = Field(None, ge=1, description="d: replicas; default: as many as the workers make")
+    pipeline: int = Field(2, ge=1, le=65536, description="p: stages of a replica")
+    tensor: int = Field(1, ge=1, le=65536, description="t: workers that share the layers of a stage")
+    within: Component = Field(Component(name="allreduce"), description="strategy by which replicas agree, part by part")
+    micro_batches: int = Field(4, ge=1, le=65536, description="pieces of a replica's batch; they have to divide it")
+    schedule: Literal["gpipe", "1f1b"] = Field("1f1b", description="order of the micro-batches on a stage")
+    balance: Literal["even"] | list[PositiveInt] = Field(
+        "even", description="layers with parameters on each stage: equally many, or a list of their numbers"
+    )
+
+    name: ClassVar[str] = "hybrid"
+    summary: ClassVar[str] = "replicas of pipeline x tensor workers that agree by another strategy (option within)"
+    source: ClassVar[str] = "Narayanan et al., SC 2021, arXiv 2104.04473 (Megatron-LM); local SGD over it is ours"
+
+    @model_validator(mode="after")
+    def _fits(self) -> Hybrid:
+        if self.pipeline * self.tensor == 1:
+            raise ValueError("pipeline x tensor is 1, which is the strategy `within` alone; use 2 or more workers")
+        if self.balance != "even" and len(self.balance) != self.pipeline:
+            raise ValueError(f"balance: {len(self.balance)} numbers of layers for {self.pipeline} stages")
+        if self.schedule == "1f1b" and self.pipeline > 1 and self.micro_batches < self.pipeline:
+            raise ValueError(
+                f"micro_batches: {self.micro_batches} for {self.pipeline} stages; schedule 1f1b needs at least as "
+                "many, gpipe takes any number"
+            )
+        try:
+            rule = self.rule
+        except StudyError as error:
+            raise ValueError(f"within: {error}") from None
+        if not rule.needs or not rule.needs <= _OF_GROUPS or not rule.deterministic or isinstance(rule, PartsOfModel):
+            raise ValueError(
+                f"within: {self.within} is no strategy of replicas that agree by collectives, as allreduce, local_sgd, "
+                "slowmo and diloco are"
+            )
+        return self
+
+    @cached_property
+    def rule(self) -> Strategy:
+        return registry.create(self.within.name, self.within.options)
+
+    @property
+    def needs(self) -> frozenset[Capability]:
+        return self.requires | self.rule.needs
+
+    def replica(self) -> Mesh:
+        return Mesh(pipeline=self.pipeline, tensor=self.tensor)
+
+    def pieces(self) -> int:
+        return self.micro_batches if self.pipeline > 1 else 1
+
+    def place(self, layers: int, stages: int) -> Sequence[int]:
+        return super().place(layers, stages) if self.balance == "even" else self.balance
+
+    def order(self, stage: int, stages: int, micro_batches: int) -> Iterator[Move]:
+        ahead = micro_batches if self.schedule == "gpipe" else min(micro_batches, stages - stage)
+        return with_forwards_ahead(ahead, micro_batches)
+
+    def check(self, setting: Setting) -> list[str]:
+        found = super().check(setting)
+        mesh = self.traits.mesh(setting.workers)
+        if self.data is not None and self.data != mesh.data:
+            made = self.data * self.pipeline * self.tensor
+            raise StudyError(
+                f"strategy hybrid: data {self.data} x pipeline {self.pipeline} x tensor {self.tensor} make {made} "
+                f"workers, not {setting.workers}; leave data out, or use that many"
+            )
+        per_node = max(1, setting.workers_per_node // mesh.parts)
+        return found + self.rule.check(replace(setting, workers=mesh.data, workers_per_node=per_node, shapes=None))
+
+    @property
+    def traits(self) -> Traits:
+        return self.repeated()

@@ -1,0 +1,56 @@
+"""Models whose layers are placed on several workers, one of which works at a time."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import ClassVar, Literal
+
+from pydantic import Field, PositiveInt, model_validator
+
+from scalebench.cluster.mesh import Mesh
+from scalebench.strategies.base import Move
+from scalebench.strategies.parts import PartsOfModel, whole_batch
+from scalebench.strategies.registry import register
+from scalebench.strategies.traits import Traits
+
+Balance = Literal["even"] | list[PositiveInt]
+
+
+@register()
+class ModelParallel(PartsOfModel):
+    """The whole batch forward through stages 0 .. m - 1, then backward through m - 1 .. 0.
+
+    One stage works at a time: m workers hold one model, and are no faster than one. With K workers K / m replicas
+    average the gradients of each stage after every batch. A layer has parameters; what follows it without is a part of
+    it.
+    """
+
+    stages: int = Field(2, ge=2, le=65536, description="workers that hold a replica, each with consecutive layers")
+    balance: Balance = Field(
+        "even", description="layers with parameters on each stage: equally many, or a list of their numbers"
+    )
+
+    name: ClassVar[str] = "model_parallel"
+    summary: ClassVar[str] = "layers placed on several workers, one of which works at a time"
+    source: ClassVar[str] = "placement of layers, as in Dean et al., NeurIPS 2012"
+
+    @model_validator(mode="after")
+    def _one_number_a_stage(self) -> ModelParallel:
+        if self.balance != "even" and len(self.balance) != self.stages:
+            raise ValueError(
+                f"balance: {len(self.balance)} numbers of layers for {self.stages} stages; give one for each"
+            )
+        return self
+
+    def replica(self) -> Mesh:
+        return Mesh(pipeline=self.stages)
+
+    def place(self, layers: int, stages: int) -> Sequence[int]:
+        return super().place(layers, stages) if self.balance == "even" else self.balance
+
+    def order(self, stage: int, stages: int, micro_batches: int) -> Iterator[Move]:
+        return whole_batch()
+
+    @property
+    def traits(self) -> Traits:
+        return self.repeated()

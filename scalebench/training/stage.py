@@ -1,0 +1,307 @@
+"""One worker's part of a step: micro-batches through its stage, with messages to the stages before and after it.
+
+The same program trains (`StageArithmetic`) and is recorded without arithmetic (`StageShapes`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import NamedTuple, Protocol
+
+import torch
+from torch import Tensor
+
+from scalebench.cluster.mesh import Mesh
+from scalebench.comm.base import Communicator, Request
+from scalebench.data.layout import cut
+from scalebench.models.parts import Layer, LayerFacts, bounds_of, counted, evaluating, facts_of
+from scalebench.models.sharding import Held, Segment, called
+from scalebench.strategies.base import Batch, Move
+from scalebench.system.clock import Clock, Task
+
+Order = Callable[[int, int, int], Iterable[Move]]
+
+
+@dataclass(frozen=True)
+class StageFacts:
+    """A stage of a pipeline: its layers `first` to `last` (exclusive), and the shapes of one sample at its ends."""
+
+    stage: int
+    stages: int
+    first: int
+    last: int
+    takes: tuple[int, ...]
+    gives: tuple[int, ...]
+
+    @classmethod
+    def of(
+        cls, facts: Sequence[LayerFacts], input_shape: tuple[int, ...], sizes: Sequence[int], stage: int
+    ) -> StageFacts:
+        """Return the stage that is the `stage`-th of stages with `sizes` layers."""
+        first, last = bounds_of(sizes)[stage]
+        takes = facts[first - 1].shape if first else input_shape
+        return cls(stage, len(sizes), first, last, takes, facts[last - 1].shape)
+
+    @property
+    def is_first(self) -> bool:
+        return self.stage == 0
+
+    @property
+    def is_last(self) -> bool:
+        return self.stage == self.stages - 1
+
+
+class SegmentFacts(NamedTuple):
+    """A segment of a stage: shapes of one sample of what it takes last and gives last, and shares of the model's work.
+
+    The outputs of a `divided` one are summed over the workers of the stage, and so are the gradients of its inputs if
+    these are `needed`.
+    """
+
+    divided: bool
+    takes: tuple[int, ...]
+    gives: tuple[int, ...]
+    forward: float
+    backward: float
+    needed: bool
+
+
+def segment_facts(
+    segments: Sequence[Segment], x: Tensor, facts: Sequence[LayerFacts], *, first: bool
+) -> list[SegmentFacts]:
+    """Return the sizes of the segments of a stage, the `first` or a later one, by a forward pass of samples `x`.
+
+    `facts` are those of the layers of the whole model.
+    """
+    whole = sum(each.forward for each in facts), sum(each.backward for each in facts)
+    samples, found, state, needed = len(x), [], [x], not first
+    with torch.no_grad(), evaluating([segment.module for segment in segments]):
+        for segment in segments:
+            takes, taken = tuple(state[-1].shape[1:]), state[-1:] if segment.divided else state
+            made, work = counted(partial(called, segment.module, taken))
+            state = [*state[:-1], *made] if segment.divided else made
+            forward, backward = work / samples / whole[0], (1 + needed) * work / samples / whole[1]
+            found.append(SegmentFacts(segment.divided, takes, tuple(state[-1].shape[1:]), forward, backward, needed))
+            needed = needed or any(each.requires_grad for each in segment.module.parameters())
+    return found
+
+
+def sizes_of(
+    layers: Sequence[Layer], held: Held, sizes: Sequence[int], mesh: Mesh, part: int, sample: Tensor
+) -> tuple[StageFacts, list[SegmentFacts]]:
+    """Return the sizes of the stage that a part of a replica holds, and of its segments; `sample` are some samples."""
+    facts = facts_of(layers, sample)
+    stage = StageFacts.of(facts, tuple(sample.shape[1:]), sizes, mesh.stage_of(part))
+    x = sample.new_zeros((len(sample), *stage.takes))
+    return stage, segment_facts(held.segments, x, facts, first=stage.is_first)
+
+
+class StageCompute(Protocol):
+    """Forward and backward passes of a stage by micro-batch."""
+
+    def forward(self, place: int, x: Tensor, y: Tensor, scale: float, clock: Clock) -> Tensor:
+        """Return the output for micro-batch `place`: on the last stage its mean loss, whose gradient is scaled."""
+
+    def backward(self, place: int, gradient: Tensor | None, clock: Clock) -> Tensor:
+        """Add to the parameters' gradients; return that of the input."""
+
+    def pieces(self, tensor: Tensor, sizes: list[int]) -> Sequence[Tensor]:
+        """Return the samples of each micro-batch."""
+
+    def room(self, shape: tuple[int, ...]) -> Tensor:
+        """Return a tensor to receive into."""
+
+    def added(self, total: Tensor | None, loss: Tensor, share: float) -> Tensor:
+        """Return the mean loss of a batch with that of a micro-batch, which has a share of its samples."""
+
+
+class Stage:
+    """The stage that this worker holds, and its channels to the neighbouring ones.
+
+    Activations and gradients travel on communicators of their own: messages of one kind then never wait for the other,
+    also where an engine carries those between two ranks one after the other (NCCL).
+    """
+
+    def __init__(
+        self,
+        facts: StageFacts,
+        order: Order,
+        micro_batches: int,
+        replica: Communicator,
+        mesh: Mesh,
+        compute: StageCompute,
+    ) -> None:
+        self.facts, self._order, self._micro_batches = facts, order, micro_batches
+        self._compute = compute
+        self._programs: dict[int, tuple[list[int], list[Move]]] = {}  # by samples of a batch
+        if mesh.pipeline > 1:
+            self._activations = replica.split(lambda rank: rank * 0)
+            self._gradients = replica.split(lambda rank: rank * 0)
+        self._before, self._after = replica.rank - mesh.tensor, replica.rank + mesh.tensor
+
+    def step(self, batch: Batch, weight: float, clock: Clock) -> Tensor | None:
+        """Compute the gradient of weight * mean loss of `batch`; return the mean loss () on the last stage.
+
+        A batch with fewer samples than micro-batches is cut into its samples.
+        """
+        facts, samples = self.facts, len(batch.x)
+        sizes, moves = self._program(samples)
+        inputs, targets = self._compute.pieces(batch.x, sizes), self._compute.pieces(batch.y, sizes)
+        sent: list[Request] = []
+        total: Tensor | None = None
+        for move in moves:
+            place, size = move.micro_batch, sizes[move.micro_batch]
+            if move.forward:
+                x = inputs[place] if facts.is_first else self._receive(self._activations, self._before, size)
+                made = self._compute.forward(place, x, targets[place], weight * (size / samples), clock)
+                if facts.is_last:
+                    total = self._compute.added(total, made, size / samples)
+                else:
+                    sent.append(self._activations.isend(made.detach().contiguous(), self._after))
+            else:
+                gradient = None if facts.is_last else self._receive(self._gradients, self._after, size)
+                back = self._compute.backward(place, gradient, clock)
+                if not facts.is_first:
+                    sent.append(self._gradients.isend(back.contiguous(), self._before))
+        for request in sent:
+            request.wait()
+        return total
+
+    def _receive(self, comm: Communicator, source: int, samples: int) -> Tensor:
+        shape = self.facts.takes if source == self._before else self.facts.gives
+        tensor = self._compute.room((samples, *shape))
+        comm.recv_(tensor, source)
+        return tensor
+
+    def _program(self, samples: int) -> tuple[list[int], list[Move]]:
+        """Return the sizes of the micro-batches of so many samples, and the moves of the stage."""
+        if samples not in self._programs:
+            sizes = cut(samples, min(self._micro_batches, samples)).tolist()
+            moves = list(self._order(self.facts.stage, self.facts.stages, len(sizes)))
+            self._programs[samples] = sizes, moves
+        return self._programs[samples]
+
+
+class StageArithmetic:
+    """Implements `StageCompute` by torch's autograd, segment by segment.
+
+    It ends at the borders of the stage, and where outputs or gradients are summed over the workers that share its
+    layers: no communication happens inside autograd.
+    """
+
+    def __init__(
+        self,
+        facts: StageFacts,
+        segments: Sequence[Segment],
+        sizes: Sequence[SegmentFacts],
+        loss: Callable[[Tensor, Tensor], Tensor],
+        sharing: Communicator,
+        like: Tensor,
+    ) -> None:
+        self._facts, self._segments, self._sizes = facts, segments, sizes
+        self._loss, self._sharing, self._like = loss, sharing, like
+        self._kept: dict[int, list[tuple[list[Tensor], list[Tensor]]]] = {}  # inputs and outputs of each segment
+        self._of_loss: dict[int, Tensor] = {}  # gradients of the outputs
+
+    def forward(self, place: int, x: Tensor, y: Tensor, scale: float, clock: Clock) -> Tensor:
+        samples, state, kept = len(x), [x], []
+        for segment, size in zip(self._segments, self._sizes, strict=True):
+            taken = state[-1:] if segment.divided else state
+            inputs = [each.detach().requires_grad_(size.needed) for each in taken]
+            outputs = called(segment.module, inputs)
+            kept.append((inputs, outputs))
+            if segment.divided:
+                total = outputs[0].detach().clone(memory_format=torch.contiguous_format)
+                clock.did(Task.FORWARD, samples, size.forward)
+                self._sharing.allreduce_(total)
+                state = [*state[:-1], total]
+            else:
+                state = outputs
+                clock.did(Task.FORWARD, samples, size.forward)
+        self._kept[place] = kept
+        made = state[-1]
+        if self._facts.is_last:
+            leaf = made.detach().requires_grad_()
+            made = self._loss(leaf, y)
+            run_backward((made,), (torch.tensor(scale, dtype=made.dtype, device=made.device),))
+            assert leaf.grad is not None
+            self._of_loss[place] = leaf.grad
+        return made
+
+    def backward(self, place: int, gradient: Tensor | None, clock: Clock) -> Tensor:
+        gradients = [self._of_loss.pop(place) if gradient is None else gradient]
+        for segment, size, (inputs, outputs) in zip(
+            reversed(self._segments), reversed(self._sizes), reversed(self._kept.pop(place)), strict=True
+        ):
+            given = gradients[-1:] if segment.divided else gradients
+            tracked = [(each, own) for each, own in zip(outputs, given, strict=True) if each.requires_grad]
+            if tracked:
+                roots, seeds = zip(*tracked, strict=True)
+                run_backward(roots, seeds)
+            found = [own if own.grad is None else own.grad for own in inputs]
+            clock.did(Task.BACKWARD, len(inputs[0]), size.backward)
+            if segment.divided:
+                total = found[0].contiguous()
+                if size.needed:
+                    self._sharing.allreduce_(total)
+                found = [*gradients[:-1], total]
+            gradients = found
+        return gradients[0]
+
+    def pieces(self, tensor: Tensor, sizes: list[int]) -> Sequence[Tensor]:
+        return torch.split(tensor, sizes)
+
+    def room(self, shape: tuple[int, ...]) -> Tensor:
+        return self._like.new_empty(shape)
+
+    def added(self, total: Tensor | None, loss: Tensor, share: float) -> Tensor:
+        part = loss.detach() * share
+        return part if total is None else total + part
+
+
+class StageShapes:
+    """Implements `StageCompute` without arithmetic: outputs have only their shapes."""
+
+    def __init__(self, facts: StageFacts, sizes: Sequence[SegmentFacts], sharing: Communicator, like: Tensor) -> None:
+        self._facts, self._sizes, self._sharing, self._like = facts, sizes, sharing, like
+        self._samples: dict[int, int] = {}  # of each micro-batch
+        self._rooms: dict[tuple[int, ...], Tensor] = {}
+
+    def forward(self, place: int, x: Tensor, y: Tensor, scale: float, clock: Clock) -> Tensor:
+        self._samples[place] = samples = len(x)
+        for size in self._sizes:
+            clock.did(Task.FORWARD, samples, size.forward)
+            if size.divided:
+                self._sharing.allreduce_(self.room((samples, *size.gives)))
+        return self.room(() if self._facts.is_last else (samples, *self._facts.gives))
+
+    def backward(self, place: int, gradient: Tensor | None, clock: Clock) -> Tensor:
+        samples = self._samples[place]
+        for size in reversed(self._sizes):
+            clock.did(Task.BACKWARD, samples, size.backward)
+            if size.divided and size.needed:
+                self._sharing.allreduce_(self.room((samples, *size.takes)))
+        return self.room((samples, *self._facts.takes))
+
+    def pieces(self, tensor: Tensor, sizes: list[int]) -> Sequence[Tensor]:
+        return [self.room((size,)) for size in sizes]
+
+    def room(self, shape: tuple[int, ...]) -> Tensor:
+        """Return the one tensor of a shape, which is never changed."""
+        if shape not in self._rooms:
+            self._rooms[shape] = self._like.new_empty(shape)
+        return self._rooms[shape]
+
+    def added(self, total: Tensor | None, loss: Tensor, share: float) -> Tensor:
+        return loss
+
+
+def run_backward(made: tuple[Tensor, ...], gradients: tuple[Tensor, ...]) -> None:
+    """Compute `torch.autograd.backward(made, gradients)` without its checks.
+
+    They load half of torch's compiler (0.5 s) and take a tenth of a small model's backward pass.
+    """
+    engine = torch.autograd.Variable._execution_engine
+    engine.run_backward(made, gradients, False, False, (), allow_unreachable=True, accumulate_grad=True)

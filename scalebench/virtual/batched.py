@@ -1,0 +1,402 @@
+"""The gradients of all virtual workers that wait for one, in one call over the rows of matrices.
+
+A gradient depends on the weights of its own worker only. A worker that computes therefore sleeps, in virtual time,
+until the end of its step, or of all steps that it takes alone, and the first that wakes computes what all sleepers have
+asked for: `torch.func.vmap` over matrices that hold the weights of worker i in row i.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from scalebench.models.flat import Memory
+from scalebench.strategies.base import Batch
+from scalebench.system.clock import Task
+from scalebench.training.optimizers import FlatSgd
+from scalebench.training.replica import Replica
+from scalebench.virtual.clock import VirtualClock
+from scalebench.virtual.scheduler import Scheduler
+from scalebench.virtual.tape import Results, record
+
+_CACHED = 2**22  # bytes of weights that are worked on at once
+_LEAST = 8  # workers at once, at least
+
+
+@dataclass(frozen=True)
+class _Asked:
+    """Gradients that a sleeping worker asked for, of one batch after the other; with `rates` also optimizer steps."""
+
+    replica: Replica
+    x: Sequence[Tensor]
+    y: Sequence[Tensor]
+    call: int  # that computes it
+    weight: float = 1.0
+    add: bool = False
+    rates: Sequence[float] | None = None
+
+    @property
+    def sizes(self) -> list[int]:
+        return [batch.shape[0] for batch in self.x]
+
+    def kind(self, *, fills: bool) -> tuple[Any, ...]:
+        """What has to be equal for gradients to be computed in one call; batches of any size if that `fills` them."""
+        sizes = None if fills else tuple(self.sizes)
+        return self.x[0].shape[1:], self.y[0].shape[1:], sizes, self.add, self.rates is None
+
+
+class _Rows(NamedTuple):
+    """Weights, gradients and momenta of some workers as rows, (k, n) each; momenta may have no columns."""
+
+    weights: Tensor
+    gradients: Tensor
+    momenta: Tensor
+
+    def first(self, count: int) -> _Rows:
+        return _Rows(*(matrix[:count] for matrix in self))
+
+
+class Batched:
+    """Weights, gradients and momenta of K replicas as rows of matrices, and the gradients that are asked for.
+
+    `fills`: smaller batches are filled up with samples of weight 0, so that one call computes gradients of batches of
+    different size. A model that couples the samples of a batch does not allow that.
+    """
+
+    def __init__(self, first: Replica, workers: int, *, fills: bool) -> None:
+        n = first.parameters.numel()
+        each = first.parameters.untyped_storage().nbytes() // first.parameters.element_size()
+        has_momenta = isinstance(first.optimizer, FlatSgd) and first.optimizer.room is not None
+        self._whole = first.parameters.new_empty(workers, each)
+        gradients = first.parameters.new_zeros(workers, n)
+        self._rows = _Rows(self._whole[:, :n], gradients, self._whole[:, each - n * has_momenta :])
+        at_once = max(_LEAST, min(workers, _CACHED // gradients[0].nbytes))
+        self._copies = _Rows(*(matrix.new_empty(at_once, matrix.shape[1]) for matrix in self._rows))
+        self.fills = fills
+        self._model = copy.deepcopy(first.model)
+        self._task = first.task
+        self._trained = [parameter for parameter in self._model.parameters() if parameter.requires_grad]
+        self._places = _places(self._model, self._trained)
+        self._recorded: dict[tuple[Any, ...], Gradients] = {}
+        self._asked: list[_Asked] = []
+        self._calls = 0
+
+    def memory(self, rank: int) -> Memory:
+        """The row of a worker's weights, statistics and momentum, and that of its gradient."""
+        return Memory(self._whole[rank], self._rows.gradients[rank])
+
+    def ask(self, replica: Replica, x: Sequence[Tensor], y: Sequence[Tensor], **options: Any) -> _Asked:
+        """Ask for gradients of batches (x, y), and with `rates` for the steps that follow them."""
+        asked = _Asked(replica, x, y, self._calls, **options)
+        self._asked.append(asked)
+        return asked
+
+    def complete(self, asked: _Asked) -> None:
+        """Compute everything that is asked for, unless `asked` has been computed already."""
+        if asked.call < self._calls:
+            return
+        self._calls += 1
+        alike: dict[Any, list[_Asked]] = {}
+        for each in sorted(self._asked, key=lambda each: (-len(each.x), each.replica.rank)):
+            alike.setdefault(each.kind(fills=self.fills), []).append(each)
+        self._asked = []
+        for same in alike.values():
+            for begin in range(0, len(same), len(self._copies.weights)):
+                self._compute(same[begin : begin + len(self._copies.weights)])
+
+    @torch.no_grad()
+    def _compute(self, asked: Sequence[_Asked]) -> None:
+        """Compute what workers of one kind asked for, those that ask for most first, on copies of their rows."""
+        optimizer, steps = asked[0].replica.optimizer, asked[0].rates is not None
+        places = torch.tensor([each.replica.rank for each in asked])
+        if steps and isinstance(optimizer, FlatSgd):
+            for each in asked:
+                _begin(each.replica.optimizer)
+        self._fetch(places, gradients=asked[0].add, momenta=steps)
+        losses = self._copies.weights.new_empty(len(asked[0].x), len(asked))
+        for step in range(len(asked[0].x)):
+            going_on = [each for each in asked if step < len(each.x)]
+            rows = self._copies.first(len(going_on))
+            losses[step, : len(going_on)] = self._gradients(going_on, step, rows.gradients)
+            if not steps:
+                continue
+            rates = [each.rates[step] for each in going_on if each.rates is not None]
+            if isinstance(optimizer, FlatSgd):
+                _step_rows(optimizer, rates, rows)
+            else:
+                self._step_one_by_one(going_on, rates)
+        self._put_back(places, momenta=steps)
+        for each, of_each in zip(asked, losses.unbind(1), strict=True):
+            each.replica.computed_several(of_each[: len(each.x)], each.sizes)
+
+    def _fetch(self, places: Tensor, *, gradients: bool, momenta: bool) -> None:
+        """Copy the rows in `places`: the weights, and what is asked for."""
+        count = len(places)
+        torch.index_select(self._rows.weights, 0, places, out=self._copies.weights[:count])
+        if gradients:
+            torch.index_select(self._rows.gradients, 0, places, out=self._copies.gradients[:count])
+        if momenta:
+            torch.index_select(self._rows.momenta, 0, places, out=self._copies.momenta[:count])
+
+    def _put_back(self, places: Tensor, *, momenta: bool) -> None:
+        count = len(places)
+        self._rows.gradients.index_copy_(0, places, self._copies.gradients[:count])
+        if momenta:
+            self._rows.weights.index_copy_(0, places, self._copies.weights[:count])
+            self._rows.momenta.index_copy_(0, places, self._copies.momenta[:count])
+
+    def _step_one_by_one(self, asked: Sequence[_Asked], rates: Sequence[float]) -> None:
+        """Take the steps of optimizers that have no form by rows."""
+        places = torch.tensor([each.replica.rank for each in asked])
+        self._put_back(places, momenta=True)
+        for each, rate in zip(asked, rates, strict=True):
+            for group in each.replica.optimizer.param_groups:
+                group["lr"] = rate
+            each.replica.optimizer.step()
+        self._fetch(places, gradients=False, momenta=True)
+
+    def _gradients(self, asked: Sequence[_Asked], step: int, targets: Tensor) -> Tensor:
+        """Compute the gradients of the workers' batches of `step` into `targets`, (k, n); return mean losses, (k,)."""
+        x, y = ([getattr(each, name)[step] for each in asked] for name in ("x", "y"))
+        sizes = [batch.shape[0] for batch in x]
+        key = (len(asked), max(sizes), x[0].shape[1:], y[0].shape[1:])
+        if key not in self._recorded:
+            weights = self._copies.weights[: len(asked)]
+            leaves = [leaf.detach().requires_grad_() for leaf in _matrix_views(self._trained, weights)]
+            self._recorded[key] = Gradients(self._losses, leaves, x[0], y[0], max(sizes), len(asked), records=True)
+        weights_of_all = [each.weight for each in asked]
+        into = _matrix_views(self._trained, targets)
+        return self._recorded[key].into(into, x, y, sizes, weights_of_all, add=asked[0].add)[1]
+
+    def _losses(self, leaves: Sequence[Tensor], x: Tensor, y: Tensor) -> Tensor:
+        """Return the losses (k, b) of the samples of k batches with the parameters `leaves`, (k, ...) each."""
+        made = torch.func.vmap(self._forward_with, randomness="error")(tuple(leaves), x)
+        # outside vmap, where it is one operation
+        return losses_of_samples(self._task, made.flatten(0, 1), y.flatten(0, 1)).view(len(x), -1)
+
+    def _forward_with(self, parameters: Sequence[Tensor], x: Tensor) -> Tensor:
+        for value, places in zip(parameters, self._places, strict=True):
+            for module, name in places:
+                module._parameters[name] = value  # type: ignore[assignment]  # bound without a search by name
+        made: Tensor = self._model(x)
+        return made
+
+
+class Gradients:
+    """The gradients of k models by batches of at most b samples each; with `records` recorded at first, then repeated.
+
+    `losses` gives the losses (k, b) of samples, from the parameters `leaves` of all models, x and y (k, b, ...).
+    """
+
+    def __init__(
+        self,
+        losses: Callable[[Sequence[Tensor], Tensor, Tensor], Tensor],
+        leaves: Sequence[Tensor],
+        x: Tensor,
+        y: Tensor,
+        size: int,
+        models: int = 1,
+        *,
+        records: bool,
+    ) -> None:
+        self._losses, self._leaves, self._records = losses, leaves, records
+        self._x, self._y = (like.new_empty(models, size, *like.shape[1:]) for like in (x, y))
+        self._shares = leaves[0].new_zeros(2, models, size)  # of each sample in what is differentiated, and in the mean
+        self._shared: tuple[list[int], list[float]] = [], []  # sizes and weights of these shares
+        self._repeat: Callable[[], Results] | None = None
+
+    def into(
+        self,
+        targets: Sequence[Tensor],
+        x: Sequence[Tensor],
+        y: Sequence[Tensor],
+        sizes: list[int],
+        weights: list[float],
+        *,
+        add: bool,
+    ) -> tuple[Tensor, Tensor]:
+        """Write (`add`: add) the gradients of weight * mean loss of each batch to `targets`, one for each parameter.
+
+        Returns the losses of samples (k, b) and of batches (k,).
+        """
+        if self._shared != (sizes, weights):
+            self._share(sizes, weights)
+        _fill(self._x, x, sizes)
+        _fill(self._y, y, sizes)
+        if self._repeat is not None:
+            results = self._repeat()
+        elif self._records:
+            results, self._repeat = record(self._compute, [self._x, self._y, self._shares, *self._leaves])
+        else:
+            results = self._compute()
+        of_samples, means, *gradients = results
+        for target, gradient in zip(targets, gradients, strict=True):
+            if gradient is not None:
+                target.add_(gradient) if add else target.copy_(gradient)
+            elif not add:  # the parameter takes no part
+                target.zero_()
+        assert of_samples is not None
+        assert means is not None
+        return of_samples, means
+
+    def _share(self, sizes: list[int], weights: list[float]) -> None:
+        self._shared = sizes, weights
+        samples = np.array(sizes)[:, None]
+        means = np.where(np.arange(self._x.shape[1]) < samples, 1 / samples, 0.0)
+        self._shares.copy_(torch.from_numpy(np.stack([means * np.array(weights)[:, None], means])))
+
+    def _compute(self) -> Results:
+        with torch.enable_grad():
+            of_samples = self._losses(self._leaves, self._x, self._y)
+        found = torch.autograd.Variable._execution_engine.run_backward(
+            (of_samples,), (self._shares[0],), False, False, tuple(self._leaves), allow_unreachable=True
+        )
+        of_samples = of_samples.detach()
+        return (of_samples, (of_samples * self._shares[1]).sum(dim=1), *found)
+
+
+class _Epoch:
+    """The batches of an epoch of one replica: an iterator that also gives several at once."""
+
+    def __init__(self, replica: BatchedReplica, epoch: int) -> None:
+        self._replica, self._epoch, self._step = replica, epoch, 0
+        self._cut = replica.plan.batches(epoch, replica.rank)
+
+    @cached_property
+    def _batches(self) -> tuple[Sequence[Tensor], Sequence[Tensor]]:
+        x, y = self._replica.samples_of(self._epoch)  # not before they are asked for, as rows may move
+        return torch.split(x, self._cut.sizes), torch.split(y, self._cut.sizes)
+
+    def __iter__(self) -> _Epoch:
+        return self
+
+    def __next__(self) -> Batch:
+        cut, step = self._cut, self._step
+        x, y = self._batches
+        if step == len(cut.sizes):
+            raise StopIteration
+        self._step += 1
+        batch = Batch(x[step], y[step], cut.weights[step], step, step in cut.firsts)
+        return self._replica.delivered(batch, len(cut.sizes))
+
+    def take(self, steps: int | None) -> tuple[Sequence[Tensor], Sequence[Tensor], list[float]]:
+        """Return x, y and the moments, in epochs, of the next `steps` batches, or of all that are left."""
+        x, y = self._batches
+        total = len(x)
+        begin, end = self._step, total if steps is None else min(self._step + steps, total)
+        self._step = end
+        return x[begin:end], y[begin:end], [self._epoch + step / total for step in range(begin, end)]
+
+
+class BatchedReplica(Replica):
+    """A replica whose gradients are computed together with those of other workers that compute at the same time."""
+
+    pool: Batched
+    scheduler: Scheduler
+    clock: VirtualClock
+
+    def gradient(self, batch: Batch, weight: float = 1.0, *, add: bool = False) -> None:
+        self._charge(batch)
+        self._sleep(self.pool.ask(self, [batch.x], [batch.y], weight=weight, add=add))
+
+    def local_step(self, batch: Batch) -> None:
+        self._charge(batch)
+        rate = self.settle_rate()
+        self.clock.did(Task.UPDATE)
+        self.steps += 1
+        self._sleep(self.pool.ask(self, [batch.x], [batch.y], rates=[rate]))
+
+    def batches(self, epoch: int) -> Iterator[Batch]:
+        return _Epoch(self, epoch)
+
+    def local_steps(self, batches: Iterator[Batch], steps: int | None = None) -> None:
+        if not isinstance(batches, _Epoch):
+            super().local_steps(batches, steps)
+            return
+        x, y, moments = batches.take(steps)
+        if x:
+            self.clock.took_steps([each.shape[0] for each in x])
+            self._sleep(self.pool.ask(self, x, y, rates=[self._rate_at(moment) for moment in moments]))
+
+    def _rate_at(self, moment: float) -> float:
+        self._moment = moment
+        rate = self.settle_rate()
+        self.steps += 1
+        return rate
+
+    def _charge(self, batch: Batch) -> None:
+        samples = batch.x.shape[0]
+        self.clock.did(Task.FORWARD, samples)
+        self.clock.did(Task.BACKWARD, samples)
+
+    def _sleep(self, asked: _Asked) -> None:
+        self.scheduler.sleep(self.rank, self.clock.elapsed())
+        self.pool.complete(asked)
+
+
+def losses_of_samples(task: str, outputs: Tensor, targets: Tensor) -> Tensor:
+    """Return the loss of each sample, (n,), whose mean is the `loss_for` the task."""
+    loss = nn.functional.cross_entropy if task == "classification" else nn.functional.mse_loss
+    return loss(outputs, targets, reduction="none").reshape(len(targets), -1).mean(dim=1)
+
+
+def _fill(room: Tensor, batches: Sequence[Tensor], sizes: Sequence[int]) -> None:
+    """Copy batches into the rows of `room`, (k, b, ...), filled up with their first samples: losses are finite."""
+    size = room.shape[1]
+    if min(sizes) == size:
+        torch.stack(tuple(batches), out=room)
+        return
+    pieces: list[Tensor] = []
+    for batch, samples in zip(batches, sizes, strict=True):
+        pieces.append(batch)
+        if samples < size:
+            pieces.append(batch[:1].expand(size - samples, *batch.shape[1:]))
+    torch.cat(pieces, out=room.view(-1, *room.shape[2:]))
+
+
+def _step_rows(optimizer: FlatSgd, rates: Sequence[float], rows: _Rows) -> None:
+    """Take a step of each row, as `optimizer` would."""
+    (options,) = optimizer.param_groups
+    change = rows.gradients
+    if options["weight_decay"]:
+        change = change.add(rows.weights, alpha=options["weight_decay"])
+    if options["momentum"]:
+        rows.momenta.mul_(options["momentum"]).add_(change)
+        change = change.add(rows.momenta, alpha=options["momentum"]) if options["nesterov"] else rows.momenta
+    if len(set(rates)) == 1:
+        rows.weights.add_(change, alpha=-rates[0])
+    else:
+        rows.weights.addcmul_(change, change.new_tensor(rates)[:, None], value=-1)
+
+
+def _begin(optimizer: Any) -> None:
+    """Create the momentum of a `FlatSgd` that has taken no step yet, v = 0."""
+    (group,) = optimizer.param_groups
+    if optimizer.state[group["params"][0]].get("momentum_buffer") is None:
+        optimizer.begin()
+
+
+def _places(model: nn.Module, parameters: Sequence[nn.Parameter]) -> list[list[tuple[nn.Module, str]]]:
+    """Return where each parameter is bound; a shared one is bound in several places."""
+    found: dict[int, list[tuple[nn.Module, str]]] = {}
+    for module in model.modules():
+        for name, parameter in module._parameters.items():
+            found.setdefault(id(parameter), []).append((module, name))
+    return [found[id(parameter)] for parameter in parameters]
+
+
+def _matrix_views(parameters: Sequence[Tensor], matrix: Tensor) -> list[Tensor]:
+    """Return consecutive views (k, *shape) of the columns of `matrix`."""
+    found, begin = [], 0
+    for parameter in parameters:
+        end = begin + parameter.numel()
+        found.append(matrix[:, begin:end].view(len(matrix), *parameter.shape))
+        begin = end
+    return found

@@ -1,0 +1,225 @@
+"""Workers that hold parts of a model train as one that holds it all, in the same micro-batches."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from itertools import pairwise
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from scalebench.errors import ModelError, StudyError
+from scalebench.models.parts import layers_of
+from scalebench.strategies import registry
+from scalebench.virtual.engine import simulate
+from tests.conftest import setting, some
+from tests.strategies.parts_case import images, trained_alone
+from tests.strategies.test_native_equality import launched, native_runs
+
+FOLDER = Path(__file__).parent / "models"
+MODELS = {
+    "mlp": {"mlp": {"hidden": [8, 12, 4]}},
+    "convolutional": f"{FOLDER / 'convolutional.py'}:build",
+    "transformer": f"{FOLDER / 'vision_transformer.py'}:build",
+}
+EXACT = {"atol": 1e-12, "rtol": 0}  # float64, weights of order 1
+
+# strategy, workers, replicas, micro-batches
+CASES = [
+    ("model_parallel", 2, 1, 1),
+    ({"model_parallel": {"stages": 3}}, 3, 1, 1),
+    ("pipeline", 2, 1, 4),
+    ("pipeline", 4, 2, 4),
+    ({"pipeline": {"schedule": "gpipe", "micro_batches": 2}}, 6, 3, 2),
+    ({"pipeline": {"stages": 3, "micro_batches": 4, "balance": [2, 1, 1]}}, 3, 1, 4),
+    ({"pipeline": {"stages": 4, "micro_batches": 8}}, 4, 1, 8),
+    ({"pipeline": {"stages": 4, "micro_batches": 4, "schedule": "gpipe"}}, 8, 2, 4),
+    ("tensor", 2, 1, 1),
+    ("tensor", 6, 3, 1),
+    ({"tensor": {"degree": 4}}, 4, 1, 1),
+    ({"hybrid": {"tensor": 2}}, 4, 1, 4),
+    ({"hybrid": {"data": 2, "tensor": 2, "schedule": "gpipe", "micro_batches": 2}}, 8, 2, 2),
+    ({"hybrid": {"data": 2, "pipeline": 1, "tensor": 2}}, 4, 2, 1),
+]
+ON_RANKS = {  # by place in CASES
+    "mlp": [1, 2, 5, 10],
+    "convolutional": [3, 6, 8, 13],
+    "transformer": [2, 8, 11],
+}
+WITHIN = ["allreduce", {"local_sgd": {"steps": 3, "optimizer_state": "average"}}, {"slowmo": {"steps": 4}}]
+WITHIN += [{"diloco": {"steps": 4}}, {"daso-heat": {"devices_per_node": 1, "warm_up_epochs": 1, "cool_down_epochs": 0}}]
+
+
+@pytest.fixture(scope="module")
+def patterns():
+    return images()
+
+
+def balanced(strategy, model):
+    """Return the strategy for a model of five layers, where it states a balance of four."""
+    if isinstance(strategy, str) or model == "mlp":
+        return strategy
+    ((name, options),) = strategy.items()
+    return {name: {**options, "balance": [1, 1, 3]}} if "balance" in options else strategy
+
+
+@pytest.mark.parametrize("model", MODELS)
+@pytest.mark.parametrize(("strategy", "workers", "replicas", "pieces"), CASES, ids=str)
+def test_parts_train_as_whole_models_in_the_same_micro_batches(
+    play, make_run, patterns, model, strategy, workers, replicas, pieces
+):
+    values = {"model": MODELS[model], "optimizer": {"sgd": {"momentum": 0.9}}}
+    outcome, weights = play(balanced(strategy, model), workers, data=patterns, **values)
+    expected = trained_alone(make_run(**values), patterns, replicas, pieces)
+    torch.testing.assert_close(weights["final"], expected, **EXACT)
+    assert [len(worker.epochs) for worker in outcome.workers] == [2] * workers
+    assert outcome.facts.parameters == len(expected)
+
+
+def test_the_last_batch_may_have_fewer_samples_than_micro_batches(play, make_run, patterns):
+    values = {"batch_per_worker": 95, "optimizer": "sgd"}
+    _, weights = play({"pipeline": {"micro_batches": 95}}, 2, data=patterns, **values)
+    torch.testing.assert_close(weights["final"], trained_alone(make_run(**values), patterns, 1, 95), **EXACT)
+
+
+@pytest.mark.parametrize("within", WITHIN, ids=str)
+def test_replicas_in_parts_agree_as_whole_ones_do(play, patterns, within):
+    values = {"data": patterns, "model": MODELS["mlp"], "optimizer": {"sgd": {"momentum": 0.9}}, "epochs": 3}
+    _, whole = play(within, 2, **values)
+    _, parts = play({"hybrid": {"tensor": 2, "micro_batches": 2, "within": within}}, 8, **values)
+    torch.testing.assert_close(parts["final"], whole["final"], **EXACT)
+    assert (parts["final"] - parts["initial"]).abs().max() > 0.01
+
+
+@pytest.mark.parametrize("engine", some(["mpi", "gloo"], "mpi"))
+def test_real_ranks_train_as_virtual_workers_and_whole_models_do(make_run, patterns, machine, tmp_path, engine):
+    """On 2, 3 and 4 ranks: weights, bytes and metrics."""
+    runs, expected = [], {}
+    for model, places in ON_RANKS.items():
+        for place in places:
+            strategy, workers, replicas, pieces = CASES[place]
+            named = {f"{model}-{place}": balanced(strategy, model)}
+            (run,) = native_runs(engine, named, make_run, counts=(workers,), model=MODELS[model])
+            run = run.model_copy(update={"batch_per_worker": 8, "epochs": 2})
+            runs.append(run)
+            expected[run.run_id] = replicas, pieces
+    local = {"hybrid": {"micro_batches": 2, "within": WITHIN[1]}}
+    runs += native_runs(engine, {"local": local}, make_run, model=MODELS["mlp"])
+    found = launched(engine, runs, [], patterns, tmp_path)
+    assert {run.workers for run in runs} == {2, 3, 4}
+    for run in runs:
+        native = found[run.run_id]
+        if run.run_id in expected:
+            alone = trained_alone(run, patterns, *expected[run.run_id])
+            np.testing.assert_allclose(native["final"], alone.numpy(), **EXACT, err_msg=run.run_id)
+        twin = run.model_copy(update={"execution": "virtual", "engine": "virtual"})
+        outcome, weights = simulate(twin, patterns, machine)
+        np.testing.assert_allclose(native["final"], weights["final"].numpy(), **EXACT, err_msg=run.run_id)
+        counted = [[report.syncs, report.bytes_sent] for report in outcome.workers]
+        assert native["counted"].tolist() == counted, run.run_id
+        metrics = [evaluation.metric for evaluation in sorted(outcome.evaluations, key=lambda each: each.epoch)]
+        assert native["metrics"].tolist() == metrics, run.run_id
+
+
+def moves(strategy, stage, stages, pieces):
+    order = registry.create(*strategy).order(stage, stages, pieces)
+    return " ".join(f"{'F' if move.forward else 'B'}{move.micro_batch}" for move in order)
+
+
+def test_1f1b_keeps_as_many_forwards_ahead_as_stages_follow():
+    pipeline = "pipeline", {"stages": 3, "micro_batches": 4}
+    assert moves(pipeline, 0, 3, 4) == "F0 F1 F2 B0 F3 B1 B2 B3"
+    assert moves(pipeline, 1, 3, 4) == "F0 F1 B0 F2 B1 F3 B2 B3"
+    assert moves(pipeline, 2, 3, 4) == "F0 B0 F1 B1 F2 B2 F3 B3"
+
+
+def test_gpipe_makes_all_forwards_first():
+    gpipe = "pipeline", {"micro_batches": 3, "schedule": "gpipe"}
+    assert moves(gpipe, 0, 2, 3) == moves(gpipe, 1, 2, 3) == "F0 F1 F2 B0 B1 B2"
+
+
+def test_micro_batches_shorten_a_step_and_placement_does_not(play, patterns):
+    values = {"data": patterns, "model": {"mlp": {"hidden": [32, 32, 32]}}, "batch_per_worker": 48, "epochs": 1}
+    times = {"model_parallel": play("model_parallel", 2, **values)[0].train_s}
+    for pieces in (2, 8):
+        outcome, _ = play({"pipeline": {"micro_batches": pieces}}, 2, **values)
+        times[pieces] = outcome.train_s / pieces  # the machine of the tests takes equally long for any batch
+    assert times[8] < times[2] < times["model_parallel"]
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"stages": 3}, "3 workers hold a replica"),
+        ({"micro_batches": 3}, "micro-batches do not divide"),
+        ({"stages": 4, "micro_batches": 4}, "at most 2 stages"),
+        ({"balance": [1, 2]}, "add up"),
+    ],
+    ids=str,
+)
+def test_what_does_not_fit_is_refused(options, said):
+    with pytest.raises(StudyError, match=said):
+        registry.create("pipeline", options).check(layers(4, 4, 4))
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"stages": 4, "micro_batches": 2}, "1f1b needs"),
+        ({"balance": [1, 1, 1]}, "3 numbers of layers for 2 stages"),
+        ({"stages": 1}, "stages"),
+    ],
+    ids=str,
+)
+def test_options_that_contradict_each_other_are_refused(options, said):
+    with pytest.raises(StudyError, match=said):
+        registry.create("pipeline", options)
+
+
+def layers(*widths):
+    model = nn.Sequential(*(nn.Linear(before, after) for before, after in pairwise(widths)))
+    return replace(setting(4), layers=layers_of(model, "mine"))
+
+
+@pytest.mark.parametrize(
+    ("strategy", "widths", "said"),
+    [
+        ({"tensor": {"degree": 4}}, (4, 6, 3), "4 does not divide its width 6"),
+        ({"hybrid": {"tensor": 2}}, (3, 6, 3), "2 does not divide its width 3"),
+        ({"hybrid": {"data": 3}}, (4, 4, 4), "data 3 x pipeline 2 x tensor 1 make 6 workers, not 4"),
+        ({"hybrid": {"pipeline": 4}}, (4, 4, 4), "at most 2 stages"),
+    ],
+    ids=str,
+)
+def test_shares_and_meshes_that_do_not_fit_are_refused(strategy, widths, said):
+    ((name, options),) = strategy.items()
+    with pytest.raises((StudyError, ModelError), match=said):
+        registry.create(name, options).check(layers(*widths))
+
+
+def test_norms_of_layers_and_dropout_do_not_go_with_shares():
+    lamb = setting(4, optimizer="lamb")
+    with pytest.raises(StudyError, match="optimizer lamb takes the norms of whole layers"):
+        registry.create("tensor", {}).check(lamb)
+    model = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4), nn.Dropout(0.1), nn.Linear(4, 4))
+    with pytest.raises(ModelError, match=r"dropout of 0\.1"):
+        registry.create("tensor", {}).check(replace(setting(4), layers=layers_of(model, "mine")))
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"within": "ssp"}, "no strategy of replicas that agree by collectives"),
+        ({"within": "ddp"}, "no strategy of replicas"),
+        ({"within": "pipeline"}, "no strategy of replicas"),
+        ({"within": {"local_sgd": {"step": 3}}}, "within: .*step"),
+        ({"pipeline": 1}, "pipeline x tensor is 1"),
+    ],
+    ids=str,
+)
+def test_meshes_that_are_none_are_refused(options, said):
+    with pytest.raises(StudyError, match=said):
+        registry.create("hybrid", options)
