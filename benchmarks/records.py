@@ -41,7 +41,7 @@ def main() -> Iterator[Finding]:
         yield _synced(folder / "synced")
         yield _unsynced(folder / "large")
         runs = [run_of(number) for number in range(RUNS)]
-        keep_planned(folder / "large", [Planned(run.run_id, run.config_hash, "virtual") for run in runs])
+        keep_planned(folder / "large", [Planned(run.run_id, run.config_hash, "virtual", run.epochs) for run in runs])
         program = str(Path(sys.executable).with_name("scalebench"))
         yield command(
             "scalebench status", [program, "status", str(folder / "large")], Goal("<=", 1, "s"), f"{RUNS:,} runs"

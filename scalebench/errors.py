@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import re
 import sys
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
@@ -10,6 +12,19 @@ from traceback import walk_tb
 
 OWN_MODULE = "scalebench_own_"  # begins the module name of a `file.py:NAME`
 _LIBRARIES = {"scalebench", "torch", "numpy", *sys.stdlib_module_names}
+_USED_UP = {
+    errno.EMFILE: "open files (ulimit -n)",
+    errno.ENFILE: "open files on this machine",
+    errno.ENOMEM: "memory (ulimit -v, or that of the job)",
+    errno.EAGAIN: "processes or threads (ulimit -u)",
+    errno.EFBIG: "bytes in a file (ulimit -f)",
+    errno.ENOSPC: "room on the disk",
+    errno.EDQUOT: "room in the quota",
+}
+_NO_MEMORY = re.compile(
+    r"(can't|cannot|unable to) (allocate|map) |failed to map segment", re.IGNORECASE
+)  # of libraries
+_NO_THREAD = re.compile("can't start new thread")
 
 
 class ScalebenchError(Exception):
@@ -114,6 +129,17 @@ def in_one_line(error: BaseException) -> str:
         frame, number = (own or lines)[-1]
         where = f" ({Path(frame.f_code.co_filename).name}:{number})"
     return f"{type(error).__name__}: {text}{where}"
+
+
+def used_up(error: BaseException) -> str:
+    """Return a line that names the resource of which `error` says that there is no more, and the limit to raise."""
+    what = _USED_UP.get(error.errno or 0, "") if isinstance(error, OSError) else ""
+    if isinstance(error, MemoryError) or _NO_MEMORY.search(str(error)):
+        what = _USED_UP[errno.ENOMEM]
+    elif _NO_THREAD.search(str(error)):
+        what = _USED_UP[errno.EAGAIN]
+    said = " ".join(str(error).split())
+    return f"no more {what}: raise the limit or free some, and the same command goes on ({said})" if what else ""
 
 
 def place_in_own_code(error: BaseException) -> str:

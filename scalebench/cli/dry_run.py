@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 from scalebench.cli.terminal_table import TableColumn, TerminalTable, print_results
 from scalebench.comm.engines import cores
 from scalebench.formatting import OVERSUBSCRIBED, counted
+from scalebench.records.progress import lost_epochs
 
 if TYPE_CHECKING:
     from scalebench.launch.study_run import Standing
@@ -41,7 +42,10 @@ def show_plan(standing: Standing, jobs: int | None) -> None:
     if study.until:
         width = 100 * study.until.ci_width
         lines.append(f"each point is repeated until the interval of its time is {width:.3g} % of it wide")
-    print_results(_table(standing), *lines, *(f"note: {note}" for note in plan.notes))
+    notes = list(plan.notes)
+    if standing.without_epochs:
+        notes.insert(0, f"{lost_epochs(standing.without_epochs)}: they are run again")
+    print_results(_table(standing), *lines, *(f"note: {note}" for note in notes))
 
 
 def _expected(standing: Standing, jobs: int) -> str:

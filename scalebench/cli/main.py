@@ -6,13 +6,14 @@ import importlib
 import os
 import sys
 from collections.abc import Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
 import click
 
 from scalebench import __version__
 from scalebench.cli.options import verbosity_options
-from scalebench.errors import ScalebenchError, in_one_line, nearest, place_in_own_code
+from scalebench.errors import ScalebenchError, UsageError, in_one_line, nearest, place_in_own_code, used_up
 
 GROUPS = {  # heading in `--help` -> name of a command -> its line there; the module of a command has its name
     "Start": {
@@ -111,8 +112,10 @@ class LazyGroup(Group):
         if not standalone_mode:
             return super().main(args, prog_name, complete_var, standalone_mode=False, **extra)
         try:
+            _require_working_folder()
             code = super().main(args, prog_name, complete_var, standalone_mode=False, **extra)
-            sys.stdout.flush()
+            if sys.stdout is not None:  # closed by `>&-`
+                sys.stdout.flush()
         except ScalebenchError as error:
             _leave(str(error), error.exit_code)
         except click.exceptions.NoArgsIsHelpError as error:
@@ -130,10 +133,20 @@ class LazyGroup(Group):
             sys.stdout = None  # so that Python does not flush it once more
             sys.exit(1)
         except Exception as error:
+            if lacking := used_up(error):
+                _leave(lacking, 2)
             if not place_in_own_code(error):
                 raise
             _leave(in_one_line(error), 2)  # of a user's own strategy or model
         sys.exit(code if isinstance(code, int) else 0)
+
+
+def _require_working_folder() -> None:
+    """Refuse a working folder that was deleted: torch would end the process without saying so."""
+    try:
+        Path.cwd()
+    except FileNotFoundError:
+        raise UsageError("the working folder was deleted; change to another one (cd) and try again") from None
 
 
 def _leave(message: str, code: int) -> NoReturn:

@@ -28,7 +28,7 @@ def status(results: Path | None, as_json: bool) -> None:
     The expected time is that of the finished runs of the same execution and engine.
     """
     from scalebench.records.lock import owner_of
-    from scalebench.records.progress import progress_of
+    from scalebench.records.progress import lost_epochs, progress_of
 
     folder = study_folder(results)
     gc.disable()  # a hundred thousand rows make no cycles, but would be searched for them
@@ -47,6 +47,7 @@ def status(results: Path | None, as_json: bool) -> None:
             "left_s": progress.left_s,
             "doubled": progress.repeated,
             "other_data": progress.other_data,
+            "without_epochs": list(progress.without_epochs),
             "writer": asdict(owner) if owner else None,
         }
         click.echo(json.dumps(facts, indent=2))
@@ -62,6 +63,8 @@ def status(results: Path | None, as_json: bool) -> None:
         click.echo(f"{failure.status}: {failure.run_id}: {failure.error}")
     if len(progress.failures) > _SHOWN:
         click.echo(f"... and {len(progress.failures) - _SHOWN} more, in {folder / 'runs.csv'}")
+    if progress.without_epochs:
+        click.echo(f"{lost_epochs(progress.without_epochs)}: the command that made the study runs them again")
     if progress.other_data:
         click.echo(
             f"{counted(progress.other_data, 'row')} of other data than the latest (dataset_sha256): in no table or "

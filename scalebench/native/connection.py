@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING, Any, cast
 import torch.distributed as dist
 
 from scalebench.comm.native import NativeCommunicator
+from scalebench.errors import EngineError
 from scalebench.native.addresses import LOOPBACK, find_route, first_answering, listening_address, own_addresses
 from scalebench.native.control import Control, StoreGroup
 from scalebench.native.heartbeat import Heartbeat
@@ -158,14 +159,20 @@ def meet(folder: Path, heart: Heartbeat, rank: int, size: int) -> StoreGroup:
     """Connect the `size` ranks of a launch, whose files lie in `folder`.
 
     Raises:
-        EngineError: no address of rank 0's host can be reached from here.
+        EngineError: no address of rank 0's host can be reached from here, or rank 0 cannot listen at MASTER_PORT.
     """
-    stated, port = os.environ.get("MASTER_ADDR"), int(os.environ.get("MASTER_PORT", "0"))
+    stated, port = os.environ.get("MASTER_ADDR"), int(os.environ.get("MASTER_PORT") or 0)
     heart.wait_for(0 if rank else None)
     path = folder / FILE
     if rank == 0:
         address = listening_address(one_node=os.environ.get("SLURM_STEP_NUM_NODES") == "1")
-        store = _listen(address, port, _FOREVER)
+        try:
+            store = _listen(address, port, _FOREVER)
+        except OSError as error:
+            raise EngineError(
+                f"cannot listen at port {port} of {address or platform.node()}: {os.strerror(error.errno or 0)}; set "
+                "MASTER_PORT to a free one, or to nothing for one that the system chooses"
+            ) from None
         addresses = [address] if address else [stated] if stated else list(own_addresses())
         told: dict[str, Any] = {"host": platform.node(), "port": store.port, "addresses": addresses}
         told["on_all"] = not address

@@ -12,18 +12,17 @@ from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from statistics import median
 
-import numpy as np
 import torch
 from mpi4py import MPI
 
 from scalebench.cluster.engine_costs import EngineCost, EngineCosts
+from scalebench.native.allreduce_probe import PAUSE_S, between_steps
 from scalebench.native.connection import connected
 from scalebench.native.probe_samples import entry
-from scalebench.system.clock import WallClock, sleep_until
+from scalebench.system.clock import WallClock
 
 _FEWEST, _MOST = 3, 200  # repetitions of an operation
 _ALWAYS = 1 << 20  # bytes: up to here all sizes are measured, however long it takes
-_PAUSE_S = 0.02  # before an operation, as a step computes before it: links and acknowledgements come to rest
 Operation = Callable[[torch.Tensor], object]
 Measure = Callable[[MPI.Comm, Callable[[], object], int], list[float]]  # seconds of so many repetitions
 
@@ -37,7 +36,7 @@ def measure_between_nodes(
         for engine in names if group != MPI.COMM_NULL else ():
             with connected(engine, group, WallClock(), one_node=False) as comm:
                 operations: list[tuple[str, Operation, Measure]] = [
-                    (engine, partial(comm.allreduce_, op="mean"), _between_steps)
+                    (engine, partial(comm.allreduce_, op="mean"), between_steps)
                 ]
                 if engine == "mpi":
                     operations += [
@@ -78,26 +77,11 @@ def _curve(
         group.Barrier()
         began = time.perf_counter()
         operation(buffer)
-        one = time.perf_counter() - began + _PAUSE_S
+        one = time.perf_counter() - began + PAUSE_S
         repetitions = group.bcast(int(min(_MOST, max(_FEWEST, seconds / len(sizes) / one))))
         yield nbytes, median(measure(group, partial(operation, buffer), repetitions))
         if group.bcast(nbytes >= _ALWAYS and time.perf_counter() > end):
             return
-
-
-def _between_steps(group: MPI.Comm, operation: Callable[[], object], repetitions: int) -> list[float]:
-    """Time an operation that all ranks leave together, each after a pause, with no other message in between.
-
-    A barrier before it would let ranks go at different moments, and its acknowledgements share the links.
-    """
-    operation()
-    ends = [time.perf_counter()]
-    for _ in range(repetitions):
-        sleep_until(ends[-1] + _PAUSE_S)
-        operation()
-        ends.append(time.perf_counter())
-    means: list[float] = (group.allreduce(np.diff(ends)) / group.size - _PAUSE_S).tolist()
-    return means
 
 
 def _up_to_the_last(group: MPI.Comm, operation: Callable[[], object], repetitions: int) -> list[float]:

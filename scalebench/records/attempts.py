@@ -6,18 +6,21 @@ the first cells, as written by a spreadsheet, is parsed completely, which is slo
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Sequence
+import re
+from collections import Counter
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 
-from scalebench.errors import ResultsError
+from scalebench.errors import ResultsError, reading
 from scalebench.records.limits import expected_instead
-from scalebench.records.schema import RunRow, columns, kinds
+from scalebench.records.schema import EpochRow, RunRow, columns, kinds
 from scalebench.records.table import bad_cell, check_header, check_version, from_line
 from scalebench.system.bounded_read import LARGE, read_bytes
 
 _FIRST = ("schema_version", "study", "run_id", "config_hash", "attempt", "status")
 _NUMBERS = tuple(name for name, kind in kinds(RunRow).items() if kind != "text")
+_EPOCH = re.compile(rb"^[^,\n]*,[^,\n]*,[^,\n]*(?=,)", re.MULTILINE)
 _DIGITS = 16  # of an attempt's number, so that a floating-point number holds it
 
 
@@ -110,6 +113,51 @@ class Attempts:
                 found[self.run_id[place], self.config_hash[place]] = float(train_s) if train_s else None
         return found
 
+    def without_epochs(self, table: Path, known: Mapping[str, int] | None = None) -> list[int]:
+        """Return the places of the completed runs that have fewer rows in `table`, an epochs.csv, than epochs.
+
+        Such a run was committed by its row in runs.csv; later its epochs were cut off, or the file was deleted. Of
+        several completed attempts the last counts. `known` has epochs by run_id; of other runs the row is parsed.
+
+        Raises:
+            ResultsError: the table cannot be read, or has other columns.
+        """
+        last: dict[tuple[str, str], int] = {}
+        for place, status in enumerate(self.status):
+            if status == "completed":
+                last[self.run_id[place], self.config_hash[place]] = place
+        wanted = {place: self._epochs_of(place, known or {}) for place in sorted(last.values())}
+        header, data = _read_epochs(table)
+        if header == columns(EpochRow) and self._in_order(data, wanted):
+            return []
+        found = _count_epochs(header, data)
+        return [place for place, epochs in wanted.items() if found[self._attempt_at(place)] < epochs]
+
+    def _epochs_of(self, place: int, known: Mapping[str, int]) -> int:
+        if epochs := known.get(self.run_id[place], 0):
+            return epochs
+        cell = self.row(place)["epochs"]
+        return int(cell) if _is_number(cell) else 0
+
+    def _attempt_at(self, place: int) -> bytes:
+        """The first two cells of the epochs of the attempt at `place`."""
+        return f"{self.run_id[place]},{self.attempt[place]},".encode()
+
+    def _in_order(self, data: bytes, wanted: Mapping[int, int]) -> bool:
+        """Return True if the epochs of all attempts in `wanted` follow one another as they were written.
+
+        A fast look that finds most tables whole; False says nothing.
+        """
+        end = 0
+        for place, epochs in wanted.items():
+            if not epochs:
+                continue
+            attempt = b"\n" + self._attempt_at(place)
+            begin, end = end, data.find(attempt + b"%d," % (epochs - 1), end)
+            if end < 0 or data.count(attempt, begin, end + len(attempt)) != epochs:
+                return False
+        return True
+
     def repeated(self) -> int:
         """Return the number of rows that repeat an attempt; only its last row counts."""
         return len(self) - len(set(zip(self.run_id, self.attempt, strict=True)))
@@ -125,5 +173,36 @@ def has_completed_run(path: Path) -> bool:
     return False
 
 
+def _read_epochs(path: Path) -> tuple[list[str], bytes]:
+    """Return the header and the bytes of an epochs.csv, without the header and an incomplete last line if it is new."""
+    expected = columns(EpochRow)
+    try:
+        with reading(path):
+            data = read_bytes(path, LARGE)
+    except ResultsError:
+        if path.exists():
+            raise
+        return expected, b""
+    header = from_line(data[: data.find(b"\n") + 1])
+    if not header:  # it was being written
+        return expected, b""
+    check_header(path, header, expected)
+    return header, data[: data.rfind(b"\n") + 1]
+
+
+def _count_epochs(header: Sequence[str], data: bytes) -> Counter[bytes]:
+    """Return the number of different epochs of each attempt, by the first two cells of its rows."""
+    if list(header[:3]) == ["run_id", "attempt", "epoch"] and b'"' not in data:
+        return Counter(cells[: cells.rindex(b",") + 1] for cells in set(_EPOCH.findall(data)))
+    places = [header.index(name) for name in ("run_id", "attempt", "epoch")]
+    rows = [from_line(line) for line in data.split(b"\n")[1:]]
+    cells = {tuple(row[place] for place in places) for row in rows if len(row) == len(header)}
+    return Counter(f"{run_id},{attempt},".encode() for run_id, attempt, _ in cells)
+
+
 def _is_attempt(cell: str) -> bool:
-    return cell.isascii() and cell.isdecimal() and len(cell) < _DIGITS and int(cell) > 0
+    return _is_number(cell) and int(cell) > 0
+
+
+def _is_number(cell: str) -> bool:
+    return cell.isascii() and cell.isdecimal() and len(cell) < _DIGITS

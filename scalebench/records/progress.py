@@ -1,25 +1,27 @@
-"""Progress of a study: planned runs against the rows of runs.csv. Reads no epochs and imports nothing heavy."""
+"""Progress of a study: planned runs against the rows of runs.csv and epochs.csv. Imports nothing heavy."""
 
 from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass, field
 from datetime import datetime
 from itertools import groupby, pairwise
 from pathlib import Path
 
 from scalebench.errors import ResultsError, writing
+from scalebench.formatting import counted
 from scalebench.records.attempts import Attempts
-from scalebench.records.folder import PLANNED, RUNS
+from scalebench.records.folder import EPOCHS, PLANNED, RUNS
 from scalebench.records.table import to_text
 from scalebench.study.tuning import RESULTS_OF_A_TRIAL
 from scalebench.system.atomic_write import write_atomic
 from scalebench.system.bounded_read import read_text
 
-_PLANNED = ("run_id", "config_hash", "group")
+_PLANNED = {"run_id": str, "config_hash": str, "group": str, "epochs": int}
+_SHOWN = 5  # names of runs in a note
 _NEWEST = 2000  # attempts from which the pace is estimated
 _BREAK = 10.0  # a gap between starts above this multiple of the median plus a minute is a pause
 
@@ -31,6 +33,16 @@ class Planned:
     run_id: str
     config_hash: str
     group: str  # of `group_of`
+    epochs: int = 0  # 0: unknown
+
+
+def lost_epochs(run_ids: Collection[str]) -> str:
+    """Return the beginning of a note on completed runs whose epochs were lost."""
+    named = [*list(run_ids)[:_SHOWN], *["..."][: len(run_ids) > _SHOWN]]
+    return (
+        f"{EPOCHS} lacks epochs of {counted(len(run_ids), 'completed run')} ({', '.join(named)}), as something else "
+        "deleted or cut the file"
+    )
 
 
 def group_of(execution: str, engine: str) -> str:
@@ -55,11 +67,17 @@ class Progress:
     planned: int
     done: int
     failures: list[Failure]
-    remaining: Counter[str]  # unfinished runs by group
+    remaining: Counter[str]  # unfinished runs by group, those of `without_epochs` too
     seconds_per_run: dict[str, float]
     most_to_come: int = 0  # further runs until the stopping rule ends the study, upper bound
     repeated: int = 0  # rows that repeat an attempt; the last one counts
     other_data: int = 0  # rows of runs on other data than the last one's, which are in no table or figure
+    without_epochs: dict[str, str] = field(default_factory=dict)  # groups of completed runs that lost epochs, by run_id
+
+    @property
+    def never_made(self) -> Counter[str]:
+        """Runs without a result of their own, by group."""
+        return self.remaining - Counter(self.without_epochs.values())
 
     @property
     def left_s(self) -> float | None:
@@ -86,7 +104,7 @@ def keep_planned(folder: Path, runs: Iterable[Planned], most_to_come: int = 0, *
     content: dict[str, object] = {"most_to_come": most_to_come}
     if begun_in is not None:
         content["begun_in"] = _seen_from(folder, begun_in)
-    columns = zip(*((run.run_id, run.config_hash, run.group) for run in runs), strict=True)
+    columns = zip(*(astuple(run) for run in runs), strict=True)
     content |= dict(zip(_PLANNED, columns, strict=False))
     with writing(folder / PLANNED, "choose another --output folder"):
         write_atomic(folder / PLANNED, json.dumps(content) + "\n")
@@ -124,13 +142,18 @@ def progress_of(folder: Path) -> Progress:
     planned, most_to_come = _planned(folder)
     if planned is None:  # written by hand: the study consists of its rows
         planned = [
-            (run_id, attempts.config_hash[place], _group(attempts.row(place))) for run_id, place in latest.items()
+            (run_id, attempts.config_hash[place], _group(attempts.row(place)), 0) for run_id, place in latest.items()
         ]
-    ended, remaining = [], Counter[str]()
-    for run_id, config_hash, group in planned:
+    known = {run_id: epochs for run_id, _, _, epochs in planned}
+    lost = set(attempts.without_epochs(folder / EPOCHS, known))
+    ended, remaining, without_epochs = [], Counter[str](), {}
+    for run_id, config_hash, group, _ in planned:
         place = latest.get(run_id)
-        if place is not None and attempts.config_hash[place] == config_hash:
+        if place is not None and attempts.config_hash[place] == config_hash and place not in lost:
             ended.append(place)
+        elif place in lost:
+            without_epochs[run_id] = group
+            remaining[group] += 1
         else:
             remaining[group] += 1
     rows = [attempts.row(place) for place in ended if attempts.status[place] != "completed"]
@@ -148,6 +171,7 @@ def progress_of(folder: Path) -> Progress:
         most_to_come=most_to_come,
         repeated=attempts.repeated(),
         other_data=_on_other_data(attempts, newest),
+        without_epochs=without_epochs,
         seconds_per_run=_paces(newest),
     )
 
@@ -160,14 +184,16 @@ def _on_other_data(attempts: Attempts, newest: Iterable[dict[str, str]]) -> int:
     return len(attempts.other_data(known[-1]["dataset_sha256"]))
 
 
-def _planned(folder: Path) -> tuple[list[tuple[str, str, str]] | None, int]:
-    """Return (run_id, config_hash, group) of each planned run, None without a plan, and the number of runs to come."""
+def _planned(folder: Path) -> tuple[list[tuple[str, str, str, int]] | None, int]:
+    """Return each planned run as in `Planned`, None without a plan, and the number of runs to come."""
     path = folder / PLANNED
     try:
         content = json.loads(read_text(path))
         columns = [content.get(name, []) for name in _PLANNED]
-        if any(not set(map(type, column)) <= {str} for column in columns):
-            raise ValueError("expected texts")
+        if len(columns[-1]) < len(columns[0]):  # written before epochs were
+            columns[-1] = [0] * len(columns[0])
+        if any(not set(map(type, column)) <= {kind} for column, kind in zip(columns, _PLANNED.values(), strict=True)):
+            raise ValueError("expected texts and numbers of epochs")
         return list(zip(*columns, strict=True)), int(content["most_to_come"])
     except FileNotFoundError:
         return None, 0

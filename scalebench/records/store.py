@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import csv
 import io
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
@@ -45,11 +44,10 @@ class Store:
             self.failed: set[str] = set()
             self.numbered: list[tuple[str, int]] = []
             self._attempts: dict[str, int] = {}
-            self._epochs_of: dict[tuple[str, str], tuple[int, int]] = {}  # attempt and epochs of each completed run
-            self._read_runs()
+            attempts = self._read_runs()
             self._epochs = AppendOnlyTable(self.folder / EPOCHS, EpochRow, fsync=fsync)
             self._set_aside_uncommitted()
-            self.without_epochs = self._take_incomplete()
+            self.without_epochs = self._take_incomplete(attempts)
         except BaseException:
             self._runs.close()
             raise
@@ -103,16 +101,15 @@ class Store:
     ) -> None:
         self.close()
 
-    def _read_runs(self) -> None:
+    def _read_runs(self) -> Attempts:
         attempts = Attempts(self._runs.path)
         for place in range(len(attempts)):
             row = attempts.row(place, checked=("train_s",))
             train_s = float(row["train_s"]) if row["train_s"] else None
             self._remember(row["run_id"], row["config_hash"], attempts.attempt[place], row["status"], train_s)
-            if row["status"] == "completed" and row["epochs"].isdecimal():
-                self._epochs_of[row["run_id"], row["config_hash"]] = attempts.attempt[place], int(row["epochs"])
             if row["run_order"].isdecimal() and row["warmup"].lower() != "true" and not row["trial"]:
                 self.numbered.append((row["run_id"], int(row["run_order"])))
+        return attempts
 
     def _remember(self, run_id: str, config_hash: str, attempt: int, status: str, train_s: float | None) -> None:
         if attempt >= self._attempts.get(run_id, 0):
@@ -125,17 +122,13 @@ class Store:
         if status in RESULTS_OF_A_TRIAL:
             self.tried[run_id, config_hash] = train_s
 
-    def _take_incomplete(self) -> list[str]:
+    def _take_incomplete(self, attempts: Attempts) -> list[str]:
         """Take completed runs with fewer rows in epochs.csv than epochs for runs not made; return their names."""
-        found = self._epochs.epochs_by_attempt() if self._epochs_of else Counter[tuple[str, int]]()
-        incomplete = [
-            (run_id, config_hash)
-            for (run_id, config_hash), (attempt, epochs) in self._epochs_of.items()
-            if found[run_id, attempt] < epochs
-        ]
-        for key in incomplete:
+        places = attempts.without_epochs(self._epochs.path)
+        for place in places:
+            key = attempts.run_id[place], attempts.config_hash[place]
             del self.completed[key], self.tried[key]
-        return [run_id for run_id, _ in incomplete]
+        return [attempts.run_id[place] for place in places]
 
     def _set_aside_uncommitted(self) -> None:
         start: int | None = None

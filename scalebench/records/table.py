@@ -6,7 +6,6 @@ import csv
 import io
 import os
 import re
-from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
@@ -109,17 +108,6 @@ class AppendOnlyTable:
             offset -= len(line)
             yield offset, dict(zip(self.header, from_line(line), strict=False))
 
-    def epochs_by_attempt(self) -> Counter[tuple[str, int]]:
-        """Return the number of different epochs of each (run_id, attempt), of a table with these columns."""
-        data = self._read_from(0)
-        if self.header[:3] == ["run_id", "attempt", "epoch"] and b'"' not in data:
-            cells = set(_EPOCH.findall(data))
-        else:
-            rows = (row for _, row in self.lines_backwards())
-            cells = {(row["run_id"].encode(), row["attempt"].encode(), row["epoch"].encode()) for row in rows}
-        found = Counter((run_id, attempt) for run_id, attempt, _ in cells if attempt.isdigit())
-        return Counter({(run_id.decode(errors="replace"), int(attempt)): n for (run_id, attempt), n in found.items()})
-
     def close(self) -> None:
         self._file.close()
 
@@ -206,7 +194,6 @@ def _cannot(what: str, path: Path, error: OSError) -> ResultsError:
     )
 
 
-_EPOCH = re.compile(rb"^([^,\n]*),([^,\n]*),([^,\n]*),", re.MULTILINE)
 _FORMULA = re.compile(r"'*[=+\-@]")
 _ESCAPED = re.compile(r"'+[=+\-@]")
 _CONTROL = re.compile(r"[\x00-\x1f\x7f\x85\u2028\u2029]+")

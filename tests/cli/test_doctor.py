@@ -11,8 +11,8 @@ import pytest
 from click.testing import CliRunner
 
 from scalebench.cli.main import main
-from scalebench.cluster.engine_costs import EngineCost, EngineCosts
 from scalebench.comm.engines import available
+from scalebench.errors import EngineError
 from scalebench.install import examine as examination
 from scalebench.install.examine import examine
 from tests.conftest import needs_mpi
@@ -97,16 +97,30 @@ def test_horovod_that_does_not_load_is_missing(monkeypatch: pytest.MonkeyPatch, 
     ],
 )
 def test_allreduce_slower_than_a_ring_names_the_setting(monkeypatch, chosen, present, text) -> None:
-    def measured(wanted, *, settings, **_):
-        seconds = 0.1 if settings else chosen
-        points = [(1 << 20, seconds)]
-        entry = EngineCost(engine="mpi", ranks=3, nodes=3, alpha_s=seconds, points=points, source="a test")
-        return EngineCosts(entries=[entry])
-
-    monkeypatch.setattr(examination, "measure_between_nodes", measured)
+    monkeypatch.setattr(
+        examination, "measure_allreduce", lambda nbytes, settings, **_: (3, 0.1 if settings else chosen)
+    )
     finding = examination.examine(network=True)[-1]
     assert (finding.part, finding.present) == ("allreduce", present)
     assert text in finding.detail
+
+
+@needs_mpi
+@pytest.mark.usefixtures("unloaded_horovod")
+def test_comparison_that_nobody_asked_for_ends_ten_seconds_after_the_start(monkeypatch) -> None:
+    limits = []
+
+    def late(nbytes, settings, *, limit_s, **_):
+        limits.append(limit_s)
+        monkeypatch.setattr(examination.time, "monotonic", lambda: 1e12)
+        raise EngineError(f"measuring took more than {limit_s:g} s")
+
+    monkeypatch.setattr(examination, "_several_nodes", lambda: True)
+    monkeypatch.setattr(examination, "measure_allreduce", late)
+    finding = examination.examine()[-1]
+    assert (finding.part, finding.present) == ("allreduce", False)
+    assert finding.detail.startswith("not compared with a ring in time; `scalebench doctor --network` ")
+    assert 0 <= limits[0] <= 10
 
 
 @pytest.mark.thorough

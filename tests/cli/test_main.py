@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import re
 import signal
@@ -115,6 +116,53 @@ def test_scalebench_error_is_one_line_with_its_exit_code(error: Exception, code:
     result = invoke("probe")
     assert result.exit_code == code
     assert result.stderr == f"scalebench: error: {' '.join(str(error).split())}\n"
+
+
+@pytest.mark.usefixtures("command")
+@pytest.mark.parametrize(
+    ("error", "limit"),
+    [
+        (OSError(errno.EMFILE, "Too many open files"), "open files (ulimit -n)"),
+        (OSError(errno.ENOSPC, "No space left on device"), "room on the disk"),
+        (BlockingIOError(errno.EAGAIN, "Resource temporarily unavailable"), "processes or threads (ulimit -u)"),
+        (RuntimeError("can't start new thread"), "processes or threads (ulimit -u)"),
+        (MemoryError(), "memory (ulimit -v"),
+        (ImportError("libtorch_cpu.so: failed to map segment from shared object"), "memory (ulimit -v"),
+        (RuntimeError("DefaultCPUAllocator: can't allocate memory"), "memory (ulimit -v"),
+    ],
+)
+def test_resource_that_is_used_up_is_one_line(error: Exception, limit: str) -> None:
+    def body() -> None:
+        raise error
+
+    Probe.body = body  # type: ignore[assignment]
+    result = invoke("probe")
+    assert result.exit_code == 2
+    assert result.stderr.startswith(f"scalebench: error: no more {limit}")
+    assert result.stderr.count("\n") == 1
+
+
+@pytest.mark.usefixtures("command")
+def test_deleted_working_folder_is_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    gone = tmp_path / "gone"
+    gone.mkdir()
+    monkeypatch.chdir(gone)
+    gone.rmdir()
+    result = invoke("probe")
+    monkeypatch.chdir(tmp_path)
+    assert (result.exit_code, result.stderr.count("\n")) == (2, 1)
+    assert "the working folder was deleted; change to another one" in result.stderr
+
+
+def test_closed_standard_output_is_no_error() -> None:
+    done = subprocess.run(
+        ["sh", "-c", 'exec "$@" >&-', "-", sys.executable, "-m", "scalebench", "list"],
+        stderr=subprocess.PIPE,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert "Traceback" not in done.stderr
 
 
 @pytest.mark.usefixtures("command")

@@ -86,6 +86,13 @@ def test_lost_epochs_are_named_and_their_runs_made_again(place, kept):
     assert f"epochs.csv lacks epochs of {lost} (" in place.printed()
     place.start("check", "out/small").wait()
     assert f"epochs of {lost} are missing" in place.printed()
+    assert "never made" not in place.printed()
+    place.start("status", "out/small").wait()
+    assert f"{kept // 2} of 32 runs done, 0 failed, {32 - kept // 2} remaining" in place.printed()
+    assert f"epochs.csv lacks epochs of {lost} (" in place.printed()
+    assert place.run("out", "--dry-run") == 0
+    assert "all of it is done" not in place.printed()
+    assert f"note: epochs.csv lacks epochs of {lost} (" in place.printed()
     assert place.run("out") == 0
     assert "they are run again" in place.printed()
     kept_rows, latest = place.tables("out")

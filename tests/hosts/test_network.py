@@ -40,7 +40,7 @@ def scalebench(slow, folder, *words, **more):
 
 def compared(slow, folder, **settings):
     """Return the finding of `scalebench doctor` about allreduce."""
-    findings = json.loads(scalebench(slow, folder, "doctor", "--json", **settings))
+    findings = json.loads(scalebench(slow, folder, "doctor", "--json", "--network", **settings))
     return next(finding for finding in findings if finding["part"] == "allreduce")
 
 

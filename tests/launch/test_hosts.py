@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 
 from scalebench.cluster.load import load_cluster
 from scalebench.comm import engines
+from scalebench.errors import EngineError
 from scalebench.launch import hosts, planning, processes, sweep
 from scalebench.launch.hosts import Host, Hosts
 from scalebench.launch.planning import beyond_the_slots
@@ -62,6 +63,25 @@ def test_where_nothing_speaks_of_hosts_this_one_is_taken_without_asking(monkeypa
 
 
 @needs_mpi
+@pytest.mark.parametrize("failures", [1, 2])
+def test_hosts_are_asked_again_after_a_launch_that_failed_at_once(tmp_path, failures):
+    launcher = tmp_path / "mpirun"
+    launcher.write_text(
+        f"""#!/bin/sh
+echo try >>{tmp_path}/tries
+[ $(wc -l <{tmp_path}/tries) -gt {failures} ] || {{ echo "NO PATH TO TARGET" >&2; exit 1; }}
+echo 'scalebench-host {{"rank": "0", "name": "n0"}}'
+"""
+    )
+    launcher.chmod(0o755)
+    if failures == 1:
+        assert hosts._ask([str(launcher)], [])[0] == [{"rank": "0", "name": "n0"}]
+    else:
+        with pytest.raises(EngineError, match=r"a node did not answer as .*: NO PATH TO TARGET"):
+            hosts._ask([str(launcher)], [])
+    assert len((tmp_path / "tries").read_text().splitlines()) == 2
+
+
 def test_native_points_reach_over_the_hosts(three):
     study = Study(name="spread", workers="1..64", strategies=["allreduce"], dataset="wine", execution="auto")
     runs = sweep.expand(study, load_cluster("this-machine"), timed=False).runs

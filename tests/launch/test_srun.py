@@ -136,6 +136,7 @@ def test_few_ranks_of_a_large_allocation_lie_on_all_its_nodes(job, nodes, monkey
     few = large.with_at_most(4)
     assert few.slots == 8
     assert words(launch_command(8, on=few)[0], "nodelist") == ["n0,n0,n0,n0,n1,n1,n1,n1"]
+    assert Hosts(tuple(Host(f"n{i}", 64, 2, 2) for i in range(3))).with_at_most(4).slots == 6
     monkeypatch.setenv("SCALEBENCH_LAUNCHER", "mpirun")
     monkeypatch.setattr(engines, "find_mpirun", lambda: "mpirun")
     command, _ = launch_command(8, on=few)

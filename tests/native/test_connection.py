@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import socket
+
 import psutil
 import pytest
 
+from scalebench.errors import EngineError
 from scalebench.native.addresses import listening_address, own_addresses
 from scalebench.native.connection import connected, meet
 from scalebench.native.heartbeat import Heartbeat, create_heartbeats
@@ -31,6 +34,15 @@ def test_ranks_of_one_node_listen_on_loopback_alone(tmp_path, heart, monkeypatch
         assert listened_at() - before <= {"127.0.0.1"}
         assert "127.0.0.1" in listened_at()
     world.close()
+
+
+def test_port_in_use_is_named_with_its_variable(tmp_path, heart, monkeypatch):
+    monkeypatch.setenv("SLURM_STEP_NUM_NODES", "1")
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        monkeypatch.setenv("MASTER_PORT", str(port))
+        with pytest.raises(EngineError, match=f"cannot listen at port {port} of 127.0.0.1: .* in use; set MASTER_PORT"):
+            meet(tmp_path, heart, 0, 1)
 
 
 @pytest.mark.parametrize("variable", ["MASTER_ADDR", "GLOO_SOCKET_IFNAME"])

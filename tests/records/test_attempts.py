@@ -8,6 +8,7 @@ import pytest
 
 from scalebench.errors import ResultsError
 from scalebench.records.attempts import Attempts, latest_places
+from scalebench.records.schema import EpochRow
 from scalebench.records.store import Store
 from tests.records_factory import run_row
 
@@ -67,3 +68,62 @@ def test_line_with_too_few_cells_is_named(path):
     path.write_text("".join([*lines[:3], ",".join(lines[3].split(",")[:6]) + "\n", *lines[4:]]))
     with pytest.raises(ResultsError, match=r"runs.csv, line 4: 6 cells, expected \d+; repair or remove the line"):
         Attempts(path)
+
+
+@pytest.fixture
+def with_epochs(tmp_path):
+    """Runs of three epochs: r0 failed with one of them, then was completed."""
+    attempts = [("r0", 1, "failed", 1), ("r1", 1, "completed", 3), ("r0", 2, "completed", 3), ("r2", 1, "completed", 3)]
+    with Store(tmp_path, fsync=False) as store:
+        for run_id, attempt, status, count in attempts:
+            key = {"run_id": run_id, "attempt": attempt}
+            epochs = [EpochRow(**key, epoch=epoch, elapsed_s=epoch + 1.0) for epoch in range(count)]
+            store.append(run_row(**key, status=status, epochs=3), epochs)
+    return tmp_path
+
+
+def lacking(folder):
+    found = Attempts(folder / "runs.csv")
+    places = found.without_epochs(folder / "epochs.csv")
+    assert found.without_epochs(folder / "epochs.csv", {"r1": 3, "r2": 3}) == places
+    return [found.run_id[place] for place in places]
+
+
+@pytest.mark.parametrize("place", range(1, 11))
+def test_run_that_lost_any_of_its_epochs_is_found(with_epochs, place):
+    table = with_epochs / "epochs.csv"
+    assert lacking(with_epochs) == []
+    lines = table.read_bytes().splitlines(keepends=True)
+    lost = lines.pop(place)
+    table.write_bytes(b"".join(lines))
+    expected = [] if lost.startswith(b"r0,1,") else [lost[:2].decode()]
+    assert lacking(with_epochs) == expected
+    table.write_bytes(b"".join([*lines, lines[3]]))  # another epoch twice does not make up for it
+    assert lacking(with_epochs) == expected
+
+
+@pytest.mark.parametrize("change", ["reversed rows", "reversed columns", "quoted cells", "rows twice"])
+def test_epochs_are_counted_in_any_order(with_epochs, change):
+    table = with_epochs / "epochs.csv"
+    header, *lines = [line.split(",") for line in table.read_text().splitlines()]
+    if change == "reversed rows":
+        lines.reverse()
+    elif change == "reversed columns":
+        header, lines = header[::-1], [line[::-1] for line in lines]
+    elif change == "quoted cells":
+        lines = [[f'"{cell}"' for cell in line] for line in lines]
+    else:
+        lines *= 2
+    table.write_text("".join(",".join(line) + "\n" for line in (header, *lines)))
+    assert lacking(with_epochs) == []
+    table.write_text("".join(",".join(line) + "\n" for line in (header, *lines[:3], *lines[4:7])))
+    assert lacking(with_epochs) != []
+
+
+@pytest.mark.parametrize("content", [None, b"", b"run_id,att"])
+def test_without_a_table_all_completed_runs_lack_epochs(with_epochs, content):
+    table = with_epochs / "epochs.csv"
+    table.unlink()
+    if content is not None:
+        table.write_bytes(content)
+    assert lacking(with_epochs) == ["r1", "r0", "r2"]

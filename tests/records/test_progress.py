@@ -9,16 +9,18 @@ import pytest
 from scalebench.analysis import load
 from scalebench.errors import ResultsError
 from scalebench.records.progress import Planned, keep_planned, progress_of
-from scalebench.records.schema import SCHEMA_VERSION, RunRow, columns
+from scalebench.records.schema import SCHEMA_VERSION, EpochRow, RunRow, columns
 from scalebench.records.store import Store
 from tests.records_factory import run_row
 
 BEGAN = datetime(2026, 11, 20, 3, 0, tzinfo=UTC)
 
 
-def row(number, seconds, status="completed", attempt=1, **more):
+def row(number, seconds, status="completed", attempt=1, epochs=0, **more):
     started = (BEGAN + timedelta(seconds=seconds)).isoformat(timespec="milliseconds")
-    return run_row(run_id=f"r{number}", config_hash="h", status=status, attempt=attempt, started_utc=started, **more)
+    return run_row(
+        run_id=f"r{number}", config_hash="h", status=status, attempt=attempt, started_utc=started, epochs=epochs, **more
+    )
 
 
 @pytest.fixture
@@ -41,6 +43,24 @@ def test_progress_counts_latest_attempts_of_planned_runs(folder):
         ("r1", "failed", "it broke")
     ]
     assert progress.remaining == {"virtual": 2, "native mpi": 3}
+
+
+@pytest.mark.parametrize("epochs", [0, 2])
+def test_runs_whose_epochs_were_lost_are_to_be_made_again(tmp_path, epochs):
+    """`planned.json` may or may not have the number of epochs, as those of earlier versions."""
+    keep_planned(tmp_path, [Planned(f"r{number}", "h", "virtual", epochs) for number in range(4)])
+    with Store(tmp_path) as store:
+        for number in range(3):
+            each = [EpochRow(run_id=f"r{number}", attempt=1, epoch=epoch, elapsed_s=1.0) for epoch in range(2)]
+            store.append(row(number, number, epochs=2), each)
+    assert progress_of(tmp_path).done == 3
+    table = tmp_path / "epochs.csv"
+    table.write_bytes(b"".join(table.read_bytes().splitlines(keepends=True)[:-1]))
+    progress = progress_of(tmp_path)
+    assert (progress.done, progress.remaining, progress.without_epochs) == (2, {"virtual": 2}, {"r2": "virtual"})
+    assert progress.never_made == {"virtual": 1}
+    table.unlink()
+    assert progress_of(tmp_path).remaining == {"virtual": 4}
 
 
 def test_pace_excludes_the_pause_between_commands(folder):

@@ -10,6 +10,7 @@ import pytest
 
 from scalebench.formatting import metric_change, metric_with_interval
 from scalebench.records.progress import Planned, keep_planned
+from scalebench.records.schema import EpochRow
 from scalebench.report.answer import answer, spoken
 from scalebench.report.comparison import as_text, comparisons, headline
 from tests.records_factory import run_row, study_rows
@@ -346,7 +347,11 @@ def test_crowded_engines_are_explained(keep):
 
 
 def test_study_that_is_not_complete_is_to_be_continued(keep):
-    results = keep([*cell("allreduce", (1.0,)), *cell("epoch_average", (0.5,))])
+    """Their epochs are there: runs that lost them are left, too."""
+    rows = [row for row, _ in (*cell("allreduce", (1.0,)), *cell("epoch_average", (0.5,)))]
+    results = keep(
+        [(row, [EpochRow(run_id=row.run_id, attempt=1, epoch=n) for n in range(row.epochs)]) for row in rows]
+    )
     assert "--repetitions" in spoken(results)[0]
     rows = [Planned(run_id, config_hash, "native mpi") for run_id, config_hash in
             results.runs[["run_id", "config_hash"]].itertuples(index=False)]  # fmt: skip

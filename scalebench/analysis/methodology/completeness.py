@@ -59,7 +59,7 @@ def retried_runs(evidence: Evidence) -> Iterator[Finding]:
 @rule("every planned run has come to an end")
 def unfinished(evidence: Evidence) -> Iterator[Finding]:
     """Planned runs that were not made."""
-    remaining = evidence.progress.remaining
+    remaining = evidence.progress.never_made
     if remaining:
         kinds = ", ".join(f"{count:,} {kind}" for kind, count in remaining.items())
         yield finding(
