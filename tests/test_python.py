@@ -190,9 +190,9 @@ def test_predict_varies_a_number(invoke) -> None:
     assert table["network_bandwidth_gbit_per_s"].tolist() == [100, 200]
     assert all(table["train_s_low"] < table["train_s"])
     assert table.attrs["answer"][0] in " ".join(said.split())
-    with pytest.raises(UsageError, match="^workers: vary takes one count, got 2"):
+    with pytest.raises(UsageError, match=r"^workers: vary takes one count, got 2"):
         scalebench.predict("vit_b16", **on, workers=[4, 256], vary="network-bandwidth=100,200")
-    with pytest.raises(UsageError, match="^budget: does not go with vary"):
+    with pytest.raises(UsageError, match=r"^budget: does not go with vary"):
         scalebench.predict("vit_b16", **on, vary="network-bandwidth=100,200", budget=3)
 
 
