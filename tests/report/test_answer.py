@@ -13,7 +13,7 @@ from scalebench.records.progress import Planned, keep_planned
 from scalebench.records.schema import EpochRow
 from scalebench.report.answer import answer, spoken
 from scalebench.report.comparison import as_text, comparisons, headline
-from tests.records_factory import run_row, study_rows
+from tests.records_factory import epoch_row, run_row, study_rows
 
 ORDER = ("serial", "allreduce", "horovod", "ddp", "epoch_average", "epoch_async")
 SECONDS = {"allreduce": (1.0, 1.1, 0.9, 1.0, 1.05), "epoch_average": (0.5, 0.54, 0.46, 0.51, 0.52)}
@@ -25,23 +25,21 @@ def cell(strategy, seconds=None, accuracy=None, *, workers=8, execution="native"
     seconds = seconds or SECONDS[strategy]
     accuracy = accuracy or ACCURACY.get(strategy, (0.97,) * len(seconds))
     where = {"workers": workers, "batch_global": 8 * workers, "execution": execution, "engine": engine}
-    return [
-        (
-            run_row(
-                run_id=f"{execution}-{engine}-{strategy}-{workers}-{number}",
-                strategy=strategy,
-                repetition=number,
-                seed=number,
-                run_order=1000 * number + 10 * workers + ORDER.index(strategy),
-                train_s=time,
-                final_metric=metric,
-                **where,
-                **changes,
-            ),
-            [],
+    runs = [
+        run_row(
+            run_id=f"{execution}-{engine}-{strategy}-{workers}-{number}",
+            strategy=strategy,
+            repetition=number,
+            seed=number,
+            run_order=1000 * number + 10 * workers + ORDER.index(strategy),
+            train_s=time,
+            final_metric=metric,
+            **where,
+            **changes,
         )
         for number, (time, metric) in enumerate(zip(seconds, accuracy, strict=False))
     ]
+    return [(run, [epoch_row(run_id=run.run_id, epoch=epoch) for epoch in range(run.epochs)]) for run in runs]
 
 
 def said(keep, *cells):
