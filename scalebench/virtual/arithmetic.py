@@ -13,7 +13,7 @@ import json
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass, fields, replace
 from statistics import median
 from typing import Any
 
@@ -37,6 +37,7 @@ from scalebench.training.loop import evaluate, train
 from scalebench.training.outcome import Evaluation
 from scalebench.training.replica import Replica
 from scalebench.virtual.batched import Batched, Gradients, losses_of_samples
+from scalebench.virtual.recorded import RecordedReplica
 
 ONE_BATCH = "one_batch"  # arithmetic of equal replicas
 _TRIED = 16  # workers, at most, among which batched gradients are tried
@@ -52,7 +53,7 @@ class Choice:
     batched: bool = False
     fills: bool = False  # batches of different size, to be computed in one call
     one_batch: bool = False
-    records: bool = False  # operations, as they do not depend on values
+    records: bool = False  # operations, which do not depend on values: repeated, they give the same bits
     reason: str = ""
 
 
@@ -160,12 +161,15 @@ def train_one_for_all(
 
 def choose(run: Run, dataset: Dataset, plan: BatchPlan) -> Choice:
     """Return how the gradients of `run` are computed, as measured once on this machine and kept in its cache."""
-    if run.workers == 1:
-        return Choice(reason="a lone worker")
+    choice = _kept_or_measured(run, dataset, plan)
+    return choice if run.workers > 1 else replace(choice, batched=False, reason="a lone worker")
+
+
+def _kept_or_measured(run: Run, dataset: Dataset, plan: BatchPlan) -> Choice:
     facts = (
         *(torch.__version__, cpu_model(), run.threads_per_worker, str(run.model), run.model_sha256, run.dtype),
         *(str(run.optimizer), dataset.input_shape, dataset.outputs, dataset.task, plan.batch_size),
-        *(min(run.workers, _TRIED), *(field.name for field in fields(Choice))),
+        *(_workers_tried(run), *(field.name for field in fields(Choice))),
     )
     key = hashlib.sha256(repr(facts).encode()).hexdigest()[:16]
     path = cache_folder("arithmetic") / f"{key}.json"
@@ -183,8 +187,12 @@ def choose(run: Run, dataset: Dataset, plan: BatchPlan) -> Choice:
     return measured
 
 
+def _workers_tried(run: Run) -> int:
+    return max(2, min(run.workers, _TRIED))
+
+
 def _measure(run: Run, dataset: Dataset, size: int) -> Choice:
-    workers = min(run.workers, _TRIED, dataset.n_train // size)
+    workers = min(_workers_tried(run), dataset.n_train // size)
     if workers < 2:
         return Choice(reason="fewer samples than two batches")
     rows = workers * size
@@ -192,34 +200,36 @@ def _measure(run: Run, dataset: Dataset, size: int) -> Choice:
     few = run.model_copy(update={"workers": workers, "init_weights": None, "lr": 0.0})
     some = Dataset(**(vars(dataset) | {"x_train": dataset.x_train[:rows], "y_train": dataset.y_train[:rows]}))
 
-    def replica(rank: int, memory: Memory | None = None) -> Replica:
+    def replica(rank: int, memory: Memory | None = None) -> RecordedReplica:
         comm: Any = _Alone(workers)
         comm.rank = rank
-        return Replica(few, some, part, comm, WallClock(), memory=memory)
+        return RecordedReplica(few, some, part, comm, WallClock(), memory=memory)
 
-    first = replica(0)
+    first = Replica(few, some, part, _Alone(workers), WallClock())  # type: ignore[arg-type]
     if reason := _why_single(first, few):
         return Choice(reason=reason)
     pool = Batched(first, workers, fills=False)
     replicas = [replica(rank, pool.memory(rank)) for rank in range(workers)]
     batches = [next(each.batches(0)) for each in replicas]
+    twice = batches, [*batches[1:], batches[0]]  # the second call repeats what the first has recorded
     single = _single_gradients(replicas, batches)
     close = _CLOSE[first.dtype]
     one_batch = _is_close(_of_one_batch(first, batches), single.mean(dim=0), close)
     try:
-        # the second call repeats what the first has recorded
-        equal = all(_agrees(pool, replicas, some, close) for some in (batches, [*batches[1:], batches[0]]))
+        equal = all(_agrees(pool, replicas, some, close) for some in twice)
+        records = all(_repeats(replicas, some) for some in twice)  # of a model that vmap takes, so without branches
     except Exception as error:  # of any kind: what a model does may have no batched form
         return Choice(one_batch=one_batch, reason=in_one_line(error))
     if not equal:
-        return Choice(one_batch=one_batch, reason="its gradients differ when they are batched")
+        reason = "its gradients differ when they are batched"
+        return Choice(one_batch=one_batch, records=records, reason=reason)
     share = _share_of_time(lambda: _ask_all(pool, replicas, batches, _STEPS), replicas, batches)
     if share >= _FASTER:
         reason = f"batched gradients take {share:.2f} of the time of single ones"
-        return Choice(one_batch=one_batch, records=True, reason=reason)
+        return Choice(one_batch=one_batch, records=records, reason=reason)
     pool.fills = True
     fills = size > 1 and _agrees(pool, replicas, [_without_last(batches[0]), *batches[1:]], close)
-    return Choice(batched=True, fills=fills, one_batch=one_batch, records=True)
+    return Choice(batched=True, fills=fills, one_batch=one_batch, records=records)
 
 
 def _why_single(replica: Replica, run: Run) -> str:
@@ -272,8 +282,16 @@ def _of_one_batch(replica: Replica, batches: Sequence[Batch]) -> Tensor:
 
 def _single_gradients(replicas: Sequence[Replica], batches: Sequence[Batch]) -> Tensor:
     for each, batch in zip(replicas, batches, strict=True):
-        each.gradient(batch)
+        Replica.gradient(each, batch)
     return torch.stack([each.gradients.clone() for each in replicas])
+
+
+def _repeats(replicas: Sequence[RecordedReplica], batches: Sequence[Batch]) -> bool:
+    """Return True if recorded gradients are the computed ones, bit for bit."""
+    computed = _single_gradients(replicas, batches)
+    for each, batch in zip(replicas, batches, strict=True):
+        each.gradient(batch)
+    return all(torch.equal(each.gradients, row) for each, row in zip(replicas, computed, strict=True))
 
 
 def _agrees(pool: Batched, replicas: Sequence[Replica], batches: Sequence[Batch], close: float) -> bool:
@@ -299,16 +317,15 @@ def _is_close(found: Tensor, expected: Tensor, close: float) -> bool:
     return bool((found - expected).norm() <= close * expected.norm())
 
 
-def _share_of_time(batched: Callable[[], None], replicas: Sequence[Replica], batches: Sequence[Batch]) -> float:
+def _share_of_time(batched: Callable[[], None], replicas: Sequence[RecordedReplica], batches: Sequence[Batch]) -> float:
     """Return the processor time of batched steps relative to single ones, the median over rounds in turn."""
     shares = []
     for _ in range(_ROUNDS):
         moments = [time.thread_time()]
         batched()
         moments.append(time.thread_time())
-        for _ in range(_STEPS):
-            for replica, batch in zip(replicas, batches, strict=True):
-                replica.local_step(batch)
+        for replica, batch in zip(replicas, batches, strict=True):
+            replica.take_steps([batch.x] * _STEPS, [batch.y] * _STEPS, [0.0] * _STEPS)
         moments.append(time.thread_time())
         shares.append((moments[1] - moments[0]) / max(moments[2] - moments[1], 1e-9))
     return median(shares)

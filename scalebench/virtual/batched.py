@@ -8,9 +8,8 @@ asked for: `torch.func.vmap` over matrices that hold the weights of worker i in 
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import cached_property
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -22,9 +21,9 @@ from scalebench.strategies.base import Batch
 from scalebench.system.clock import Task
 from scalebench.training.optimizers import FlatSgd
 from scalebench.training.replica import Replica
-from scalebench.virtual.clock import VirtualClock
 from scalebench.virtual.scheduler import Scheduler
-from scalebench.virtual.tape import Results, record
+from scalebench.virtual.stretches import StretchingReplica
+from scalebench.virtual.tape import Results, gradients_of, record, write
 
 _CACHED = 2**22  # bytes of weights that are worked on at once
 _LEAST = 8  # workers at once, at least
@@ -237,11 +236,7 @@ class Gradients:
         else:
             results = self._compute()
         of_samples, means, *gradients = results
-        for target, gradient in zip(targets, gradients, strict=True):
-            if gradient is not None:
-                target.add_(gradient) if add else target.copy_(gradient)
-            elif not add:  # the parameter takes no part
-                target.zero_()
+        write(gradients, targets, add=add)
         assert of_samples is not None
         assert means is not None
         return of_samples, means
@@ -255,52 +250,16 @@ class Gradients:
     def _compute(self) -> Results:
         with torch.enable_grad():
             of_samples = self._losses(self._leaves, self._x, self._y)
-        found = torch.autograd.Variable._execution_engine.run_backward(
-            (of_samples,), (self._shares[0],), False, False, tuple(self._leaves), allow_unreachable=True
-        )
+        found = gradients_of(of_samples, self._shares[0], self._leaves)
         of_samples = of_samples.detach()
         return (of_samples, (of_samples * self._shares[1]).sum(dim=1), *found)
 
 
-class _Epoch:
-    """The batches of an epoch of one replica: an iterator that also gives several at once."""
-
-    def __init__(self, replica: BatchedReplica, epoch: int) -> None:
-        self._replica, self._epoch, self._step = replica, epoch, 0
-        self._cut = replica.plan.batches(epoch, replica.rank)
-
-    @cached_property
-    def _batches(self) -> tuple[Sequence[Tensor], Sequence[Tensor]]:
-        x, y = self._replica.samples_of(self._epoch)  # not before they are asked for, as rows may move
-        return torch.split(x, self._cut.sizes), torch.split(y, self._cut.sizes)
-
-    def __iter__(self) -> _Epoch:
-        return self
-
-    def __next__(self) -> Batch:
-        cut, step = self._cut, self._step
-        x, y = self._batches
-        if step == len(cut.sizes):
-            raise StopIteration
-        self._step += 1
-        batch = Batch(x[step], y[step], cut.weights[step], step, step in cut.firsts)
-        return self._replica.delivered(batch, len(cut.sizes))
-
-    def take(self, steps: int | None) -> tuple[Sequence[Tensor], Sequence[Tensor], list[float]]:
-        """Return x, y and the moments, in epochs, of the next `steps` batches, or of all that are left."""
-        x, y = self._batches
-        total = len(x)
-        begin, end = self._step, total if steps is None else min(self._step + steps, total)
-        self._step = end
-        return x[begin:end], y[begin:end], [self._epoch + step / total for step in range(begin, end)]
-
-
-class BatchedReplica(Replica):
+class BatchedReplica(StretchingReplica):
     """A replica whose gradients are computed together with those of other workers that compute at the same time."""
 
     pool: Batched
     scheduler: Scheduler
-    clock: VirtualClock
 
     def gradient(self, batch: Batch, weight: float = 1.0, *, add: bool = False) -> None:
         self._charge(batch)
@@ -313,23 +272,8 @@ class BatchedReplica(Replica):
         self.steps += 1
         self._sleep(self.pool.ask(self, [batch.x], [batch.y], rates=[rate]))
 
-    def batches(self, epoch: int) -> Iterator[Batch]:
-        return _Epoch(self, epoch)
-
-    def local_steps(self, batches: Iterator[Batch], steps: int | None = None) -> None:
-        if not isinstance(batches, _Epoch):
-            super().local_steps(batches, steps)
-            return
-        x, y, moments = batches.take(steps)
-        if x:
-            self.clock.took_steps([each.shape[0] for each in x])
-            self._sleep(self.pool.ask(self, x, y, rates=[self._rate_at(moment) for moment in moments]))
-
-    def _rate_at(self, moment: float) -> float:
-        self._moment = moment
-        rate = self.settle_rate()
-        self.steps += 1
-        return rate
+    def take_steps(self, x: Sequence[Tensor], y: Sequence[Tensor], rates: Sequence[float]) -> None:
+        self._sleep(self.pool.ask(self, x, y, rates=rates))
 
     def _charge(self, batch: Batch) -> None:
         samples = batch.x.shape[0]

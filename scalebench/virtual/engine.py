@@ -32,10 +32,12 @@ from scalebench.virtual.arithmetic import ONE_BATCH, Choice, choose, drawn_in_a_
 from scalebench.virtual.batched import Batched, BatchedReplica
 from scalebench.virtual.clock import ModelledClock, RecordingVirtualClock, VirtualClock
 from scalebench.virtual.communicator import VirtualCommunicator
+from scalebench.virtual.recorded import RecordedReplica
 from scalebench.virtual.replay import Trace
 from scalebench.virtual.scheduler import Group, Scheduler
 from scalebench.virtual.shared import HostedState, ServerState, VirtualServer, VirtualShared, VirtualStore
 
+_WORTH_RECORDING = 100  # steps, from which recording a gradient saves time
 Weights = dict[str, Tensor]
 Generators = frozenset[str]  # names of `system.random_state`
 Played = tuple[Outcome, Weights]
@@ -193,6 +195,7 @@ class Simulation:
         self.arithmetic: str | None = None  # of the gradients, once they are computed
         self._why_single = ""
         self._pool: Batched | None = None
+        self._records = False  # gradients of each replica
         self.scheduler = Scheduler(seed=run.seed, ties=run.virtual.ties)
         self._deadline = began + run.time_limit_s
         self._per_node = machine.cluster.node.workers_per_node
@@ -202,6 +205,7 @@ class Simulation:
         whole = self.mesh.parts == 1  # models
         choice = choose(self.run, self.dataset, self.plan) if whole else Choice()
         batched = choice.batched and not drawn
+        self._records = choice.records and not drawn
         if batched:
             self._pool = Batched(self._replica(0), self.run.workers, fills=choice.fills)
         self.arithmetic = "batched" if batched else "per_replica"
@@ -390,8 +394,8 @@ class Simulation:
         clock = self._clock(rank)
         comm = VirtualCommunicator(self.scheduler, self.group, rank, clock, self.costs)
         hosts = HostedState(self, comm)
-        kind, memory = (Replica, None) if self._pool is None else (BatchedReplica, self._pool.memory(rank))
-        replica = kind(
+        memory = None if self._pool is None else self._pool.memory(rank)
+        replica = self._kind_of_replica()(
             *(self.run, self.dataset, self.plan, comm, clock, None, hosts.shared, hosts.server, self._per_node, memory),
             mesh=self.mesh,
         )
@@ -399,6 +403,12 @@ class Simulation:
             assert self._pool is not None
             replica.pool, replica.scheduler = self._pool, self.scheduler
         return replica
+
+    def _kind_of_replica(self) -> type[Replica]:
+        if self._pool is not None:
+            return BatchedReplica
+        steps = self.plan.steps(0) * self.run.epochs
+        return RecordedReplica if self._records and steps >= _WORTH_RECORDING else Replica
 
 
 class ModelledWorker(RecordingWorker):

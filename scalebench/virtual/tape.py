@@ -23,12 +23,31 @@ def record(compute: Callable[[], Results], inputs: Sequence[Tensor]) -> tuple[Re
     """Call `compute`, and return its results and a function that repeats its operations.
 
     What `compute` reads must be `inputs`, whose contents may have changed when it is repeated but not their places, or
-    must never change. It must not depend on values (branches, `item`), which vmap refuses.
+    must never change.
+
+    Raises:
+        RuntimeError: `compute` reads a value (a branch, `item`), or changes what two results share.
     """
     tape = _Tape(inputs)
     with tape:
         results = compute()
     return results, tape.repeat(results)
+
+
+def gradients_of(made: Tensor, weights: Tensor, leaves: Sequence[Tensor]) -> Results:
+    """Return the gradients of sum(weights * made) by `leaves`, None where a leaf takes no part."""
+    engine = torch.autograd.Variable._execution_engine
+    found: Results = engine.run_backward((made,), (weights,), False, False, tuple(leaves), allow_unreachable=True)
+    return found
+
+
+def write(gradients: Results, targets: Sequence[Tensor], *, add: bool) -> None:
+    """Write (`add`: add) gradients to `targets`."""
+    for target, gradient in zip(targets, gradients, strict=True):
+        if gradient is not None:
+            target.add_(gradient) if add else target.copy_(gradient)
+        elif not add:  # the parameter takes no part
+            target.zero_()
 
 
 class _Tape(TorchDispatchMode):  # type: ignore[no-untyped-call]
@@ -73,6 +92,8 @@ class _Tape(TorchDispatchMode):  # type: ignore[no-untyped-call]
                 self._name(made, self._node(of))
                 self._once.update((id(made), id(of)))
                 return made
+        if not isinstance(made, Tensor | Sequence):
+            raise RuntimeError(f"{operation} reads a value, on which what follows may depend")
         nodes = map_aggregate((tuple(arguments), keywords or {}), self._node)
         node = self._graph.call_function(_binding(operation), *nodes)
         if isinstance(made, Tensor):

@@ -76,3 +76,13 @@ def test_a_result_that_is_no_tensor_stays_none():
     x.zero_()
     assert taken[0] is repeat()[0] is None
     assert repeat()[1].tolist() == [1, 1, 1]
+
+
+def test_computation_that_depends_on_values_is_refused():
+    x = torch.randn(3)
+
+    def compute():
+        return [x * 2 if bool(x.sum() > 0) else x]
+
+    with pytest.raises(RuntimeError, match="reads a value"):
+        record(compute, [x])

@@ -1,0 +1,87 @@
+"""A replica that repeats the operations of its gradient, which are recorded once for each shape of batches."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+
+import torch
+from torch import Tensor
+
+from scalebench.models.flat import views
+from scalebench.strategies.base import Batch
+from scalebench.system.clock import Task
+from scalebench.training.replica import Replica
+from scalebench.virtual.stretches import StretchingReplica
+from scalebench.virtual.tape import Results, gradients_of, record, write
+
+
+class RecordedReplica(StretchingReplica):
+    """Computes the gradients of `Replica`, bit for bit, in half of a small model's time.
+
+    The model's operations must not depend on values, nor change anything but what they return.
+    """
+
+    def gradient(self, batch: Batch, weight: float = 1.0, *, add: bool = False) -> None:
+        if not self._is_recorded:
+            super().gradient(batch, weight, add=add)
+            return
+        samples = batch.x.shape[0]
+        self.clock.did(Task.FORWARD, samples)
+        self._compute(batch.x, batch.y, weight, add=add)
+        self.clock.did(Task.BACKWARD, samples)
+
+    def local_steps(self, batches: Iterator[Batch], steps: int | None = None) -> None:
+        if self._is_recorded:
+            super().local_steps(batches, steps)
+        else:
+            Replica.local_steps(self, batches, steps)
+
+    @property
+    def _is_recorded(self) -> bool:
+        return self.stage is None and self.forward is self.model  # no part of a model, no library's wrapper of it
+
+    def take_steps(self, x: Sequence[Tensor], y: Sequence[Tensor], rates: Sequence[float]) -> None:
+        for x_here, y_here, rate in zip(x, y, rates, strict=True):
+            self._compute(x_here, y_here, 1.0, add=False)
+            for group in self.optimizer.param_groups:
+                group["lr"] = rate
+            self.optimizer.step()
+
+    def _compute(self, x: Tensor, y: Tensor, weight: float, *, add: bool) -> None:
+        by_shape: dict[torch.Size, _Gradient] = vars(self).setdefault("_gradients_by_shape", {})
+        if x.shape not in by_shape:
+            by_shape[x.shape] = _Gradient(self, x, y)
+        self.computed(by_shape[x.shape].of(x, y, weight, add=add), len(x))
+
+
+class _Gradient:
+    """The gradient of weight * mean loss of batches of one shape, from a replica's parameters where they lie."""
+
+    def __init__(self, replica: Replica, x: Tensor, y: Tensor) -> None:
+        self._replica = replica
+        self._batch = Batch(torch.empty_like(x), torch.empty_like(y), 1.0, 0, first_of_block=True)
+        self._weight = replica.parameters.new_ones(())
+        self._parameters = [parameter for parameter in replica.model.parameters() if parameter.requires_grad]
+        self._targets = views(self._parameters, replica.gradients)
+        self._repeat: Callable[[], Results] | None = None
+
+    @torch.no_grad()
+    def of(self, x: Tensor, y: Tensor, weight: float, *, add: bool) -> Tensor:
+        """Write (`add`: add) the gradient to that of the replica; return the mean loss ()."""
+        self._batch.x.copy_(x)
+        self._batch.y.copy_(y)
+        self._weight.fill_(weight)
+        if self._repeat is None:
+            places = [self._batch.x, self._batch.y, self._weight, *self._parameters]
+            results, self._repeat = record(self._compute, places)
+        else:
+            results = self._repeat()
+        loss, *found = results
+        assert loss is not None
+        write(found, self._targets, add=add)
+        return loss
+
+    def _compute(self) -> Results:
+        with torch.enable_grad():
+            loss = self._replica.batch_loss(self._batch)
+        return (loss.detach(), *gradients_of(loss, self._weight, self._parameters))
