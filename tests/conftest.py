@@ -7,6 +7,7 @@ import sys
 from collections.abc import Callable, Iterator, Sequence
 from copy import deepcopy
 from functools import cache
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -108,6 +109,19 @@ def _quick_calibration() -> Iterator[None]:
         patch.setenv("SCALEBENCH_CALIBRATION_BUDGET_S", "5")
         patch.setenv("SCALEBENCH_NATIVE_BUDGET_S", "3600")
         yield
+
+
+@pytest.fixture(autouse=True)
+def _steps_are_not_kept(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Step times of one test, which may be invented, charge no other."""
+    folders: list[Path] = []
+
+    def folder(kind: str) -> Path:
+        if not folders:
+            folders.append(tmp_path_factory.mktemp("cache"))
+        return folders[0] / kind
+
+    monkeypatch.setattr("scalebench.launch.kept_steps.cache_folder", folder)
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -14,6 +14,7 @@ from scalebench.comm import engines
 from scalebench.data.dataset import open_dataset
 from scalebench.errors import ClusterError, DisturbedError, ResultsError
 from scalebench.launch.engine_costs import measure_engines
+from scalebench.launch.kept_steps import KeptSteps
 from scalebench.launch.planning import StudyPlan
 from scalebench.launch.sweep import Detail
 from scalebench.models.zoo.layers import layers_of
@@ -48,10 +49,17 @@ Note = Callable[[str], None]
 
 
 def machine_for(
-    plan: StudyPlan, runs: Sequence[Run], folder: Path, *, charged: bool = False, note: Note = lambda _: None
+    plan: StudyPlan,
+    runs: Sequence[Run],
+    folder: Path,
+    *,
+    charged: bool = False,
+    anew: bool = False,
+    note: Note = lambda _: None,
 ) -> Machine:
     """Measure, or read, the step times and engine costs of the virtual `runs`; keep them in `folder`.
 
+    Step times of an earlier study of the model are read, unless all is measured `anew`.
     Runs that were `charged` before fix the numbers: only batch sizes and loads that these lack are measured, on the
     machine that measured them. Where step times are stated for this machine, only engines' costs are measured.
 
@@ -71,7 +79,7 @@ def machine_for(
         _require_kept(study, folder, given, kept)
     if given is not None:
         return machine_of(_keep_given(plan, given, runs, path, note), plan, runs)
-    return machine_of(_complete(plan, runs, path, kept, charged=charged, note=note), plan, runs)
+    return machine_of(_complete(plan, runs, path, kept, charged=charged, anew=anew, note=note), plan, runs)
 
 
 def check_kept_calibration(plan: StudyPlan, folder: Path) -> None:
@@ -163,7 +171,14 @@ def _keep_given(plan: StudyPlan, given: Calibration, runs: Sequence[Run], path: 
 
 
 def _complete(
-    plan: StudyPlan, runs: Sequence[Run], path: Path, kept: Calibration | None, *, charged: bool, note: Note
+    plan: StudyPlan,
+    runs: Sequence[Run],
+    path: Path,
+    kept: Calibration | None,
+    *,
+    charged: bool,
+    anew: bool,
+    note: Note,
 ) -> Calibration:
     """The calibration at `path`, with everything measured now that it lacks for `runs`.
 
@@ -186,7 +201,9 @@ def _complete(
     if usable is None or lacking:
         if usable is not None and charged:
             note(f"{CALIBRATION} lacked {lacking}: measured now, beside what it holds")
-        usable = _measured(plan, runs, sizes, most, usable if charged else None, study.calibration_budget_s, note)
+        before = usable if charged else None
+        known = None if anew or before is not None or stated else _read_kept_steps(plan, runs, sizes, most, note)
+        usable = known or _measured(plan, runs, sizes, most, before, study.calibration_budget_s, note)
         usable.save(path)
     return usable if stated else with_operations(plan, usable, runs, path, note)
 
@@ -245,16 +262,29 @@ def _measured(
     reference_s = None if on_gpu else measured.reference_s
     if kept is not None:
         factor = kept.reference_s / reference_s if kept.reference_s and reference_s else 1.0
-        return kept.with_tables([table.scaled(factor) for table in measured.tables])
-    costs = EngineCosts() if reference_s is None else _engines_of(plan, note).at(reference_s)
-    return Calibration(
-        key=key_of(plan),
-        measured=measurement_of(plan),
-        trained=trained_in(plan),
-        tables=measured.tables,
-        engines=costs,
-        reference_s=reference_s,
-    )
+        found = kept.with_tables([table.scaled(factor) for table in measured.tables])
+    else:
+        found = Calibration(
+            key=key_of(plan),
+            measured=measurement_of(plan),
+            trained=trained_in(plan),
+            tables=measured.tables,
+            engines=EngineCosts() if reference_s is None else _engines_of(plan, note).at(reference_s),
+            reference_s=reference_s,
+        )
+    KeptSteps(found.key, example.model_sha256).keep(found)
+    return found
+
+
+def _read_kept_steps(
+    plan: StudyPlan, runs: Sequence[Run], sizes: set[int], most: int, note: Note
+) -> Calibration | None:
+    """Step times that an earlier study of this model measured here, at the speed of now, with the engines' costs."""
+    found = KeptSteps(key_of(plan), runs[0].model_sha256).read(sizes, most)
+    if found is None or found.reference_s is None:
+        return None
+    note(Detail("step times are those of an earlier study of this model: scalebench recalibrate measures them anew"))
+    return found.model_copy(update={"engines": _engines_of(plan, note).at(found.reference_s)})
 
 
 def _engines_of(plan: StudyPlan, note: Note) -> EngineCosts:

@@ -156,7 +156,7 @@ def _machine(
         if study.device_step_time is not None:
             calibration = calibration.model_copy(update={"tables": [], "operations": {}})
         calibration.save(scratch / CALIBRATION)
-    return machine_for(plan, runs, scratch, charged=keeps, note=reporter.note)
+    return machine_for(plan, runs, scratch, charged=keeps, anew=True, note=reporter.note)
 
 
 def _trace(run: Run, row: Any, epochs: pd.DataFrame) -> Trace:

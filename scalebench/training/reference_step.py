@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from statistics import fmean
 
 import torch
 
@@ -18,6 +19,7 @@ from scalebench.training.optimizers import build_optimizer
 
 Step = Callable[[], None]
 _STEPS, _WINDOWS = 4, 6  # steps of a window, and windows of one measurement
+_MEASUREMENTS = 30  # about a quarter of a second
 
 
 def reference_network() -> torch.nn.Module:
@@ -74,3 +76,9 @@ class Gauge:
             if self._stopwatch.stop().undisturbed:
                 undisturbed.append(seconds)
         return typical(undisturbed or processor).value
+
+
+def reference_step_of_now() -> float:
+    """Return the mean of some measurements of the reference step in seconds: the speed of a core, now."""
+    gauge = Gauge()
+    return fmean(gauge.seconds() for _ in range(_MEASUREMENTS))

@@ -20,7 +20,7 @@ FILE = Path("machine.json")
 def scalebench(tmp_path, monkeypatch, invoke, machine):
     """The command on a machine without measuring; `invoke.measured` has the sizes, of which `invoke.fails` fails."""
     monkeypatch.chdir(tmp_path)
-    invoke.measured, invoke.fails = [], None
+    invoke.measured, invoke.fails, invoke.disturbed = [], None, False
 
     def steps(run, folder, sizes, node_workers, budget, device):
         if invoke.fails in sizes:
@@ -28,10 +28,8 @@ def scalebench(tmp_path, monkeypatch, invoke, machine):
         invoke.measured += sorted(sizes)
         (like,) = machine.tables
         batches = [like.batches[0].model_copy(update={"samples": size}) for size in sizes]
-        loads = sorted({1, node_workers})
-        return MeasuredTables(
-            [like.model_copy(update={"busy_workers": n, "batches": batches}) for n in loads], 1e-3, []
-        )
+        loads, common = sorted({1, node_workers}), {"batches": batches, "disturbed": invoke.disturbed}
+        return MeasuredTables([like.model_copy(update=common | {"busy_workers": n}) for n in loads], 1e-3, [])
 
     monkeypatch.setattr("scalebench.launch.machine.measure_steps", steps)
     monkeypatch.setattr("scalebench.launch.engine_costs.measure_engine_costs", lambda *_, **__: machine.engines)
@@ -109,3 +107,26 @@ def test_file_of_another_model_is_not_completed(scalebench):
     assert "this is mlp(hidden=[4]) in float32 on " in said
     assert FILE.read_bytes() == before
     assert json.loads(before)["measured"]["optimizer"] == "sgd(momentum=0.9)"
+
+
+def test_next_study_of_a_model_takes_the_steps_of_the_first(scalebench, monkeypatch):
+    run = ("run", *STUDY, "--execution", "virtual", "--epochs", "1", "--jobs", "1", "-v", "--set", "repetitions=1")
+    assert "steps" not in scalebench(*run, "--name", "first")
+    measured = list(scalebench.measured)
+    assert measured
+    monkeypatch.setattr("scalebench.launch.kept_steps.reference_step_of_now", lambda: 2e-3)
+    assert "step times are those of an earlier study of this model" in scalebench(*run, "--name", "second")
+    assert scalebench.measured == measured, "nothing is measured again"
+    first, second = (load(f"results/{name}").completed["train_s"].to_numpy() for name in ("first", "second"))
+    assert second == pytest.approx(2 * first, rel=0.2), "on a machine of half the speed, where messages take as long"
+    scalebench("recalibrate", "results/second")
+    assert scalebench.measured == 2 * measured
+
+
+def test_disturbed_steps_are_not_kept(scalebench):
+    scalebench.disturbed = True
+    run = ("run", *STUDY, "--execution", "virtual", "--epochs", "1", "--jobs", "1", "--set", "repetitions=1")
+    scalebench(*run, "--name", "first")
+    measured = list(scalebench.measured)
+    scalebench(*run, "--name", "second")
+    assert scalebench.measured == 2 * measured
