@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import warnings
 
 import numpy as np
 import pytest
@@ -155,6 +156,18 @@ def test_models_without_a_batched_form_keep_single_gradients(build, one_batch, r
     assert choice.records is (not reason or "differ" in reason)
     assert reason in choice.reason
     assert choice.batched is (not reason)
+
+
+def test_operation_without_a_batched_form_gives_no_warning(make_run, blobs, monkeypatch):
+    def built(*_, **__):
+        return nn.utils.parametrizations.weight_norm(nn.Linear(2, 3)).double()
+
+    monkeypatch.setattr("scalebench.training.replica.build_model", built)
+    monkeypatch.setattr(arithmetic, "_FASTER", 1e9)
+    run = make_run("local_sgd", WORKERS)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert choose(run, blobs, BatchPlan.of(run, WORKERS, 0, blobs)).batched
 
 
 @pytest.mark.parametrize(("choice", "why"), [(Choice(reason="it draws"), "it draws"), (Choice(batched=True), "")])
