@@ -68,6 +68,11 @@ def try_model(
             f"model {component}: two steps from the same random state differ: it draws from a generator of its own, "
             "which no run seeds; draw from torch, numpy.random or random, which are seeded for each worker"
         )
+    if task == "classification" and _are_probabilities(first):
+        notes.append(
+            f"model {component} ends in a softmax, and the loss, cross entropy, applies one itself: two of them learn "
+            "slowly; leave it out, as classes are the same without it"
+        )
     if any(kind.__name__ == "LightningModule" for kind in type(model).__mro__):
         notes.append(
             f"model {component}: training_step and configure_optimizers of a LightningModule are not called; its "
@@ -199,6 +204,11 @@ def _collectives_refused(component: Component) -> Iterator[None]:
             yield
     finally:
         distributed.destroy_process_group()
+
+
+def _are_probabilities(logits: Tensor) -> bool:
+    sums = logits.sum(dim=1)
+    return logits.shape[1] > 1 and bool((logits >= 0).all()) and torch.allclose(sums, torch.ones_like(sums))
 
 
 def _some(names: list[str]) -> str:

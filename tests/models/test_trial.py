@@ -46,6 +46,10 @@ class Net(nn.Module):
         logits = self.head(hidden)
         if self.kind == "auxiliary" and self.training:
             return logits, self.other_head(hidden)
+        if self.kind == "softmax":
+            return torch.softmax(logits, dim=1)
+        if self.kind == "leaves":
+            raise SystemExit("enough")
         if self.kind == "logits":
             return SimpleNamespace(logits=logits)
         if self.kind == "nothing":
@@ -142,6 +146,7 @@ def tried(tmp_path):
         ("net", "through numpy", "its forward changes the batch in place"),
         ("net", "communicates", "communicates by itself (c10d::allreduce_)"),
         ("net", "auxiliary", "gives tuple for 2 samples while training; classification needs a tensor (2, 3)"),
+        ("net", "leaves", "fails on an input of shape (4,): SystemExit: enough"),
         ("net", "nothing", "gives SimpleNamespace for 2 samples; classification needs a tensor (2, 3), or an object"),
     ],
 )
@@ -195,3 +200,8 @@ def test_logits_of_an_object_are_taken(tried):
 def test_what_a_lightning_module_does_not_bring_is_noted(tried):
     (note,) = tried("lit").notes
     assert "training_step and configure_optimizers of a LightningModule are not called" in note
+
+
+def test_softmax_before_the_loss_is_noted(tried):
+    assert any("ends in a softmax" in note for note in tried("net", kind="softmax").notes)
+    assert not any("ends in a softmax" in note for note in tried("net").notes)
