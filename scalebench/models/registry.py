@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from inspect import getattr_static
 from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -106,7 +107,7 @@ def _check_output(
     try:
         with torch.no_grad():
             made = model(torch.zeros(2, *input_shape, dtype=dtype))
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         raise ModelError(f"model {component}: fails on an input of shape {input_shape}: {_line(error)}") from error
     finally:
         model.train(was_training)
@@ -132,7 +133,7 @@ def require_logits(component: Component, made: Any, samples: int, outputs: int, 
     )
 
 
-def _line(error: Exception) -> str:
+def _line(error: BaseException) -> str:
     return f"{type(error).__name__}: {' '.join(str(error).split())}"
 
 
@@ -161,7 +162,7 @@ def build_own(name: str, options: dict[str, Any], input_shape: tuple[int, ...], 
     factory, factory_name = load_own("model", name, _FORM, "function", ModelError), name.rpartition(":")[2]
     try:
         model = factory(input_shape, outputs, **options)
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         is_class = isinstance(factory, type) and issubclass(factory, nn.Module)
         maker = factory_name if is_class else type(factory).__name__
         is_module = is_class or isinstance(factory, nn.Module)
@@ -172,7 +173,8 @@ def build_own(name: str, options: dict[str, Any], input_shape: tuple[int, ...], 
         ) from error
     if not isinstance(model, nn.Module):
         raise ModelError(f"model {name!r}: {factory_name} returned {type(model).__name__}, expected a torch.nn.Module")
-    if type(model).forward is nn.Module.forward and "forward" not in vars(model):
+    # looked up without calling it: a ScriptModule has a forward that only its instances can show
+    if getattr_static(type(model), "forward") is nn.Module.forward and "forward" not in vars(model):
         inner = next((name for name, _ in model.named_children()), "network")
         raise ModelError(
             f"model {name!r}: {type(model).__name__} has no forward, and no other method is called: give it one, as "

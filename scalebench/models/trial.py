@@ -130,7 +130,7 @@ class _Steps:
             yield
         except ModelError:
             raise
-        except Exception as error:
+        except (Exception, SystemExit) as error:
             line = f"{type(error).__name__}: {' '.join(str(error).split())}{place_in_own_code(error)}"
             larger = "; use a larger batch, or fewer workers" * (len(x) == 1)
             raise ModelError(

@@ -132,6 +132,12 @@ def build(input_shape, outputs, width=4):
 def broken(input_shape, outputs):
     raise RuntimeError("no such luck\\nsecond line")
 
+def leaving(input_shape, outputs):
+    raise SystemExit(2)
+
+def scripted(input_shape, outputs):
+    return torch.jit.script(Tiny(input_shape[0], outputs, 4))
+
 def wrong(input_shape, outputs):
     return 3
 
@@ -167,6 +173,7 @@ def test_user_model_is_built(own):
         ("biuld", "has no function 'biuld'; did you mean 'build'"),
         ("value", "has no function 'value'"),
         ("broken", r"raised RuntimeError: no such luck second line"),
+        ("leaving", "raised SystemExit: 2"),
         ("wrong", "returned int, expected a torch.nn.Module"),
         ("narrow", r"gives \(2, 9\) for 2 samples; classification needs a tensor \(2, 10\)"),
         ("other_input", r"fails on an input of shape \(64,\): RuntimeError"),
@@ -177,6 +184,15 @@ def test_failing_user_model_is_a_one_line_error(own, factory, message):
     with pytest.raises(ModelError, match=message) as caught:
         build(f"{own}:{factory}")
     assert "\n" not in str(caught.value)
+
+
+@pytest.mark.filterwarnings("ignore:`torch.jit.script` is deprecated")
+def test_compiled_forms_of_a_model_are_built(own):
+    torch.manual_seed(0)
+    plain, scripted = build(f"{own}:build"), build(f"{own}:scripted")
+    assert count(scripted) == count(plain)
+    x = torch.rand(3, 64)
+    torch.testing.assert_close(scripted.eval()(x), plain.eval()(x))
 
 
 def test_unknown_factory_options_are_refused(own):
