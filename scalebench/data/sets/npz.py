@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,8 @@ from scalebench.data.sources import read_npz
 from scalebench.data.split import hold_out
 from scalebench.errors import DataError
 
+_LARGEST = float(np.finfo(np.float32).max)
+_ROWS_AT_ONCE = 4096
 _AS_REGRESSION = "if they are values to be predicted, give the option task: regression"
 
 
@@ -44,12 +47,18 @@ class Npz(DatasetBuilder):
         found = read_npz(path)
         if set(ARRAY_NAMES) <= set(found):
             x_train, y_train, x_test, y_test = (found[name] for name in ARRAY_NAMES)
+            _require_numbers(path, {name: found[name] for name in ARRAY_NAMES})
             task = self._task_of(path, [y_train, y_test])
+            if task == "classification":
+                _require_class_numbers(path, {"y_train": y_train, "y_test": y_test})
         elif {"x", "y"} <= set(found):
             x, y = found["x"], found["y"]
             if x.ndim < 1 or y.ndim < 1 or len(x) != len(y):
                 raise DataError(f"{path}: x {x.shape} and y {y.shape}; expected as many targets as samples")
+            _require_numbers(path, {"x": x, "y": y})  # before rows are split, so that those of the file are named
             task = self._task_of(path, [y])
+            if task == "classification":
+                _require_class_numbers(path, {"y": y})
             labels = y if task == "classification" and y.ndim == 1 else None
             train, test = hold_out(len(x), self.test_fraction, self.seed, labels)
             x_train, y_train, x_test, y_test = x[train], y[train], x[test], y[test]
@@ -58,7 +67,7 @@ class Npz(DatasetBuilder):
             raise DataError(f"{path}: holds {listed}; expected x_train, y_train, x_test and y_test, or x and y")
         notes = self._on_dtypes(path, task, x_train, y_train)
         outputs, y_train, y_test = _targets(path, task, y_train, y_test)
-        made = Arrays(task, outputs, _features(path, x_train), y_train, _features(path, x_test), y_test)
+        made = Arrays(task, outputs, x_train.astype(np.float32), y_train, x_test.astype(np.float32), y_test)
         return replace(made, notes=(*notes, *notes_on(made)))
 
     def _task_of(self, path: Path, parts: list[NDArray[Any]]) -> Task:
@@ -99,6 +108,39 @@ class Npz(DatasetBuilder):
         return notes
 
 
+def _require_numbers(path: Path, arrays: dict[str, NDArray[Any]]) -> None:
+    """Raise DataError for what is no number, or none that float32 holds, with its row in the file."""
+    for name, array in arrays.items():
+        if name.startswith("x") and (array.dtype.kind not in "iubf" or array.ndim < 2):
+            raise DataError(
+                f"{path}: features are {array.dtype} {array.shape}; expected numbers (N, ...) with two or more "
+                "dimensions"
+            )
+        if array.dtype.kind in "US":
+            raise DataError(
+                f"{path}: targets are text, {array.dtype} {array.shape}; number the classes: save "
+                "np.unique(y, return_inverse=True)[1]"
+            )
+        for start in range(0, len(array) if array.dtype.kind == "f" else 0, _ROWS_AT_ONCE):
+            rows = array[start : start + _ROWS_AT_ONCE].reshape(-1, math.prod(array.shape[1:]))
+            bad = ~(np.abs(rows) <= _LARGEST).all(axis=1)  # NaN too
+            if bad.any():
+                raise DataError(
+                    f"{path}: {name}, row {start + int(bad.argmax())} (counted from 0) holds NaN, infinity or a number "
+                    "that float32 does not hold; remove or fill it"
+                )
+
+
+def _require_class_numbers(path: Path, arrays: dict[str, NDArray[Any]]) -> None:
+    for name, y in arrays.items():
+        if y.ndim == 1 and (bad := y < 0).any():
+            row = int(bad.argmax())
+            raise DataError(
+                f"{path}: {name}, row {row} (counted from 0): label {y[row]:g}; number the classes 0, 1, ..., or if "
+                "the target is a value to be predicted, give the option task: regression"
+            )
+
+
 def _are_whole(y: NDArray[Any]) -> bool:
     """Return True for integers, in any dtype of numbers."""
     if y.dtype.kind in "iub":
@@ -111,14 +153,6 @@ def _are_one_hot(y: NDArray[Any]) -> bool:
     if y.ndim != 2 or y.shape[1] < 2:
         return False
     return bool(((y == 0) | (y == 1)).all() and (y.sum(axis=1) == 1).all())
-
-
-def _features(path: Path, x: NDArray[Any]) -> NDArray[Any]:
-    if x.dtype.kind not in "iubf" or x.ndim < 2:
-        raise DataError(
-            f"{path}: features are {x.dtype} {x.shape}; expected numbers (N, ...) with two or more dimensions"
-        )
-    return x.astype(np.float32)
 
 
 def _targets(

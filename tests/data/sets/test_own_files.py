@@ -45,9 +45,13 @@ X = np.ones((4, 2))
         ({"x": X, "y": np.zeros(3)}, "as many targets as samples"),
         ({"x": X[:, 0], "y": np.zeros(4)}, "two or more dimensions"),
         ({"x": np.full((4, 2), "a"), "y": np.zeros(4)}, "features are <U1"),
-        ({"x": X, "y": np.array(list("abab"))}, "targets are <U1"),
+        ({"x": X, "y": np.array(list("abab"))}, r"targets are text, <U1 \(4,\); number the classes"),
         ({"x": X, "y": np.zeros((4, 2, 2))}, r"expects numbers \(N,\) or \(N, columns\)"),
-        ({"x": X, "y": np.array([0, 1, -1, 0])}, "has label -1"),
+        ({"x": X, "y": np.array([0, 1, -1, 0])}, r"y, row 2 \(counted from 0\): label -1; number the classes"),
+        (
+            {"x_train": X, "y_train": np.array([0, 1, 1, 0]), "x_test": X, "y_test": np.array([0, -1, 1, 0])},
+            "y_test, row 1 .* label -1",
+        ),
         (
             {"x": X, "y": np.array([0, 99, 10**12, 0])},
             r",001 classes of 4 samples; .* task: regression",
@@ -57,7 +61,9 @@ X = np.ones((4, 2))
             "test part: targets of shape",
         ),
         ({"x_train": X, "y_train": np.zeros(4), "x_test": X[:0], "y_test": np.zeros(0)}, "test part: no samples"),
-        ({"x": X * np.nan, "y": np.zeros(4)}, "NaN or infinity"),
+        ({"x": X * np.nan, "y": np.zeros(4)}, r"x, row 0 \(counted from 0\) holds NaN"),
+        ({"x": X * [[1], [1], [1e39], [1]], "y": np.zeros(4)}, "x, row 2 .* that float32 does not hold"),
+        ({"x": X, "y": np.array([0.5, 1, 2, np.inf])}, "y, row 3 .* holds NaN, infinity"),
     ],
 )
 def test_invalid_npz_is_refused(tmp_path, arrays, message):
