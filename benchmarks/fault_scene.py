@@ -358,9 +358,20 @@ class Scene:
 
 
 def until(condition: Callable[[], bool], seconds: float) -> bool:
-    deadline = time.monotonic() + seconds
+    """Wait until `condition` holds, for at most `seconds`; return whether it does."""
+    return seconds_until(condition, seconds) is not None
+
+
+def seconds_until(condition: Callable[[], bool], most: float) -> float | None:
+    """Wait until `condition` holds; return the seconds that took, None past `most`.
+
+    Of a longer pause between two looks, in which this process or the machine was stopped, one second counts.
+    """
+    waited, looked = 0.0, time.monotonic()
     while not condition():
-        if time.monotonic() > deadline:
-            return False
+        if waited > most:
+            return None
         time.sleep(0.05)
-    return True
+        before, looked = looked, time.monotonic()
+        waited += min(looked - before, 1.0)
+    return waited

@@ -21,6 +21,8 @@ from __future__ import annotations
 import argparse
 import json
 import re
+import signal
+import sys
 import tempfile
 import time
 from collections import defaultdict
@@ -29,7 +31,7 @@ from contextlib import contextmanager
 from dataclasses import asdict, replace
 from pathlib import Path
 
-from fault_scene import LIMIT_S, ByName, Fault, Group, InJob, Place, Result, Scene, until
+from fault_scene import LIMIT_S, ByName, Fault, Group, InJob, Place, Result, Scene, seconds_until, until
 from fault_table import GROUPS
 
 from scalebench.comm import engines
@@ -51,10 +53,8 @@ def hit(scene: Scene, fault: Fault) -> Result:
             until(lambda: not scene.alive(), END_S)
             done = len(scene.rows())
         taken = fault.inject(scene)
-        injected = time.monotonic()
         scene.start()
-        if until(lambda: not scene.alive(), END_S):
-            result.ended_s = time.monotonic() - injected
+        result.ended_s = seconds_until(lambda: not scene.alive(), END_S)
     else:
         virtual = scene.group.engine == "virtual"
         if not virtual:
@@ -70,8 +70,9 @@ def hit(scene: Scene, fault: Fault) -> Result:
         taken = fault.inject(scene)
         is_last = fault is scene.group.faults[-1]
         by_row = not (fault.ends or virtual or (fault.completes and is_last))
-        if until(lambda: not scene.alive() or (by_row and len(scene.rows()) > done), END_S):
-            result.ended_s = time.monotonic() - injected
+        injecting = time.monotonic() - injected
+        waited = seconds_until(lambda: not scene.alive() or (by_row and len(scene.rows()) > done), END_S)
+        result.ended_s = None if waited is None else injecting + waited
     if taken is not None:
         taken()
     if scene.rows() and scene.rows()[-1]["status"] in ("completed", "diverged"):  # the launch goes on
@@ -189,6 +190,8 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=1)
     parser.add_argument("--patience", type=float, default=20.0)
     arguments = parser.parse_args()
+    for signum in (signal.SIGINT, signal.SIGHUP):  # ignored, and by its children, where a shell runs it behind nohup
+        signal.signal(signum, lambda number, frame: sys.exit(128 + number))
     arguments.output.mkdir(parents=True, exist_ok=True)
     log = arguments.output.resolve() / "faults.jsonl"
     results = [Result(**json.loads(line)) for line in log.read_text().splitlines()] if log.exists() else []
