@@ -29,6 +29,7 @@ from scalebench.launch.stopping_rule import Reporter, StoppingRule, Tally
 from scalebench.launch.sweep import Detail, Sweep, is_oversubscribed, is_simulated
 from scalebench.launch.traffic import TrafficCheck
 from scalebench.launch.tuning import with_chosen
+from scalebench.native.job import HEARTBEATS
 from scalebench.pricing.calibration_file import save_text
 from scalebench.pricing.charges import carrier
 from scalebench.pricing.machine import Machine
@@ -417,7 +418,9 @@ def _redact_logs(folder: Path) -> None:
     """Take names and secrets out of all files that the processes of failed launches left in `folder`."""
     for path in sorted(folder.rglob("*")):
         with suppress(OSError):
-            if path.is_file() and not path.is_symlink():
+            if path.name == HEARTBEATS:
+                path.unlink()  # no text: names of hosts between numbers, which a rank that has not ended yet may write
+            elif path.is_file() and not path.is_symlink():
                 text = path.read_bytes().decode(errors="surrogateescape")
                 if (known := redact(text)) != text:
                     path.write_bytes(known.encode(errors="surrogateescape"))

@@ -158,8 +158,9 @@ def create_heartbeats(path: Path, ranks: int) -> None:
 
 
 def read_heartbeats(path: Path) -> list[Beat]:
-    """Read the last beat of each rank."""
+    """Read the last beat of each rank; of a file that something else cut, those that are left."""
     rows = path.read_bytes()[: -len(_OVER)]
+    rows = rows[: len(rows) - len(rows) % _FIELDS.size]
     return [
         Beat(pid, Phase(phase), batches, beats, computed, _text(host), _text(operation))
         for pid, phase, batches, beats, computed, host, operation in _FIELDS.iter_unpack(rows)

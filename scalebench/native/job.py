@@ -20,6 +20,7 @@ from scalebench.comm.base import Capability
 from scalebench.strategies import registry
 from scalebench.study.spec import Run
 
+HEARTBEATS = "heartbeats"  # name of the file of a launch
 REFUSED = "refused"  # status of a launch of which no run is to blame, and none can be made
 
 
@@ -50,7 +51,7 @@ class Job(BaseModel):
 
     @property
     def heartbeats(self) -> Path:
-        return self.folder / "heartbeats"
+        return self.folder / HEARTBEATS
 
     def save(self) -> Path:
         """Write the job file into the launch's folder."""

@@ -203,6 +203,7 @@ def test_logs_of_failed_ranks_and_printed_text_hold_no_secret_and_no_user_name(h
     printed = "".join(capfd.readouterr())
     files = [path for path in Path("results").rglob("*") if path.is_file()]
     logged = {path.name: path.read_text() for path in files if path.name in ("stdout.txt", "stderr.txt")}
+    assert not [path for path in files if path.name == "heartbeats"], "it holds the names of hosts"
     assert "<user> has <secret>" in logged["stdout.txt"]
     assert "in ~/net.py" in logged["stderr.txt"]
     assert "cannot open ~/net.py with <secret>" in " ".join(printed.split())

@@ -30,6 +30,14 @@ def test_launcher_reads_what_ranks_write(tmp_path):
     assert read_heartbeats(path)[0].progress == (Phase.EVALUATING, 0, 0)
 
 
+@pytest.mark.parametrize(("size", "ranks"), [(0, 0), (100, 0), (300, 2), (411, 2), (412, 3)])
+def test_heartbeats_of_a_file_that_was_cut_are_those_that_are_left(tmp_path, size, ranks):
+    path = tmp_path / "heartbeats"
+    create_heartbeats(path, 3)
+    os.truncate(path, size)
+    assert len(read_heartbeats(path)) == ranks
+
+
 class Clock:
     now = 100.0
 
