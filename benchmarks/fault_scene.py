@@ -40,6 +40,7 @@ def asked(what):
 
 class Model(torch.nn.Linear):
     def forward(self, x):
+        x[0, 0].item()  # virtual workers repeat what they have recorded, and this keeps them from it
         if self.training and (HERE / "hold").exists():
             (HERE / "busy").touch()
             time.sleep(0.05)

@@ -95,7 +95,7 @@ def judge(result: Result, scene: Scene, fault: Fault, done: int) -> None:
         result.said = found[0].strip() if found else printed[-300:]
         result.named = (found is not None or not fault.expected) and "Traceback" not in printed
         if fault.completes:
-            result.named = result.named and rows[-1]["status"] == "completed"
+            result.named = result.named and bool(rows) and rows[-1]["status"] == "completed"
     elif fault.ends:
         result.said = printed[-300:]
         result.named = len(rows) == done and "Traceback" not in printed
