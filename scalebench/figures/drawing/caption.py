@@ -175,8 +175,8 @@ def _of(results: Results, drawn: pd.DataFrame | None) -> pd.DataFrame:
     runs = results.completed
     if drawn is None:
         return runs
-    places = set(drawn[_PLACE].itertuples(index=False, name=None))
-    return runs[[place in places for place in runs[_PLACE].itertuples(index=False, name=None)]]
+    places = pd.MultiIndex.from_frame(drawn[_PLACE].drop_duplicates())
+    return runs[pd.MultiIndex.from_frame(runs[_PLACE]).isin(places)]
 
 
 def _card(card: dict[str, Any]) -> str:
