@@ -60,6 +60,7 @@ def hit(scene: Scene, fault: Fault) -> Result:
         if not virtual:
             (scene.folder / "hold").touch()
         if not scene.alive():
+            scene.hit = scene.launch()  # of a command that was killed it is there still
             scene.start()
         if not until(lambda: scene.training(done) or not scene.alive(), BEGIN_S) or not scene.alive():
             result.said = f"no run began: {scene.printed()[-300:]}"
