@@ -187,14 +187,17 @@ def _ask(command: Sequence[str], paths: Sequence[Path]) -> tuple[list[dict[str, 
             return sorted(answers, key=lambda facts: int(facts["rank"])), slots
         if within:
             break
-    from scalebench.native.postmortem import telling_line
+    from scalebench.native.postmortem import lost_daemon, telling_line
 
     known = {facts["name"].partition(".")[0] for facts in answers}
     silent = [name for name in slots if name.partition(".")[0] not in known]
+    told = [line for line in said.splitlines() if _MARK not in line and not line.startswith("<")]
+    if lost := lost_daemon(f"{said} {error}"):  # mpirun says so in its standard output
+        silent, why = silent or [lost], "check that host and its network"
+    else:
+        why = telling_line(error if error.strip() else "\n".join(told))
     who = f"node {', '.join(silent)} did" if silent else "a node did"
-    raise EngineError(
-        f"{who} not answer{within} as {engines.launcher()} started a process on each node: {telling_line(error)}"
-    )
+    raise EngineError(f"{who} not answer{within} as {engines.launcher()} started a process on each node: {why}")
 
 
 def _started(command: Sequence[str], paths: Sequence[Path]) -> tuple[str, str, bool, str]:

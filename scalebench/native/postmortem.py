@@ -122,10 +122,16 @@ def _told_by_launcher(output: str, ranks: _Names, speaker: int) -> str:
         return f"{ranks.named(int(match[1]))} {_ended_by(int(match[2]))}"
     if (match := _IMPROPER.search(flat)) and int(match[1]) != speaker:
         return f"{ranks.named(int(match[1]))} exited before reporting"
-    if match := _LOST.search(flat):
-        there = ranks.on(match[1], " with {}")
-        return f"mpirun lost its daemon on {match[1]}{there}: check that host, its memory and its network"
+    if lost := lost_daemon(flat):
+        there = ranks.on(lost, " with {}")
+        return f"mpirun lost its daemon on {lost}{there}: check that host, its memory and its network"
     return ""
+
+
+def lost_daemon(printed: str) -> str:
+    """Return the host whose daemon mpirun missed, by what it printed; empty if it missed none."""
+    match = _LOST.search(" ".join(printed.split()))
+    return match[1] if match else ""
 
 
 def _ended_by(number: int) -> str:
@@ -160,6 +166,7 @@ class Pulse:
         self._path = path
         self._beats: list[Beat] = read_heartbeats(path)
         self._changed = [time.monotonic()] * len(self._beats)
+        self._looked = list(self._changed)  # when the thread of each rank was last seen to look
         self._watched, self._longest = 0, 0.0
         self._felt = time.monotonic()
 

@@ -82,6 +82,32 @@ echo 'scalebench-host {{"rank": "0", "name": "n0"}}'
     assert len((tmp_path / "tries").read_text().splitlines()) == 2
 
 
+MISSED = """\
+A daemon failed to report back after being spawned. This could
+be due to several factors:
+
+  Local host:    n0
+  Remote host:   n2
+  Daemon exit status: 1
+"""
+
+
+@pytest.mark.parametrize(
+    ("output", "error", "message"),
+    [
+        (MISSED, "[n0:00012] plm:ssh: Warning: setpgid failed", "node n2 did not answer .*: check that host and its"),
+        ("<allocation>\nno such thing as a slot", "", "a node did not answer .*: no such thing as a slot"),
+    ],
+)
+def test_hosts_that_mpirun_names_on_its_standard_output_are_told(tmp_path, output, error, message):
+    (tmp_path / "output").write_text(output)
+    launcher = tmp_path / "mpirun"
+    launcher.write_text(f"#!/bin/sh\ncat {tmp_path}/output; echo '{error}' >&2; exit 1\n")
+    launcher.chmod(0o755)
+    with pytest.raises(EngineError, match=message):
+        hosts._ask([str(launcher)], [])
+
+
 def test_native_points_reach_over_the_hosts(three):
     study = Study(name="spread", workers="1..64", strategies=["allreduce"], dataset="wine", execution="auto")
     runs = sweep.expand(study, load_cluster("this-machine"), timed=False).runs
