@@ -4,7 +4,8 @@ A hung run shows no other sign. A stopped worker is behind those that wait for i
 reading is one beat; beats of earlier batches are not compared, as not every worker takes the snapshots.
 
 A long computation reads no clock. A thread of each rank looks at it once a second: while the rank computes, which uses
-processor time outside of communication, that is a sign of life, too. A rank that waits for others gives none.
+processor time outside of communication, that is a sign of life, too. A rank that waits for others gives none. A rank
+whose thread looks no more, though it is as far as the others, is the one that was stopped.
 """
 
 from __future__ import annotations
@@ -18,12 +19,12 @@ import sys
 import threading
 import time
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import IntEnum
 from pathlib import Path
 from types import FrameType
 
-_NUMBERS = "=5q"  # process id, phase, batches, beats, looks at which it computed
+_NUMBERS = "=6q"  # process id, phase, batches, beats, looks at which it computed, all looks
 _FIELDS = struct.Struct(f"{_NUMBERS}64s32s")  # the host name, and the function in which it waits
 _HOST, _OPERATION = struct.calcsize(_NUMBERS), struct.calcsize(f"{_NUMBERS}64s")
 _LOOK_S = 1.0
@@ -31,7 +32,7 @@ _LOOKS_AT_FILE = 10  # looks between two at the launcher's mark
 _OVER = b"over"
 _COMMUNICATION = ("/mpi4py/", "/horovod/", "/torch/distributed/", "/scalebench/comm/")
 _CONTROL = "/scalebench/native/"
-_BACKWARD = "/torch/autograd/"  # in which DDP communicates
+_BACKWARD = "run_backward"  # ends the names of functions in which DDP communicates, torch's and that of a replica
 
 
 class Phase(IntEnum):
@@ -53,7 +54,8 @@ class Beat:
     """The last heartbeat of one rank; `batches` counts within the phase, `beats` within the batch.
 
     While a rank connects, `batches` is the rank that it waits for, plus one; 0 if it waits for several. `operation` is
-    the function in which it waited when its thread looked, empty if it computed.
+    the function in which it waited when its thread looked, empty if it computed. The number of `looks` is no sign of
+    life: it grows while a rank waits.
     """
 
     pid: int
@@ -63,6 +65,7 @@ class Beat:
     computed: int = 0
     host: str = ""
     operation: str = ""
+    looks: int = field(default=0, compare=False)
 
     @property
     def progress(self) -> tuple[Phase, int, int]:
@@ -77,7 +80,7 @@ class Heartbeat:
         with path.open("r+b") as file:
             self._memory = mmap.mmap(file.fileno(), 0)
         self._text = memoryview(self._memory)[rank * _FIELDS.size : (rank + 1) * _FIELDS.size]
-        _FIELDS.pack_into(self._text, 0, os.getpid(), Phase.STARTING, 0, 0, 0, platform.node().encode()[:64], b"")
+        _FIELDS.pack_into(self._text, 0, os.getpid(), Phase.STARTING, 0, 0, 0, 0, platform.node().encode()[:64], b"")
         self._row = self._text[:_HOST].cast("q")
         self._path = path
 
@@ -107,7 +110,6 @@ class Heartbeat:
     def _look(self, thread: int) -> None:
         clock = time.pthread_getcpuclockid(thread)
         used = time.clock_gettime(clock)
-        looks = 0
         while True:
             time.sleep(_LOOK_S)
             before, used = used, time.clock_gettime(clock)
@@ -118,8 +120,8 @@ class Heartbeat:
             self._text[_OPERATION : _FIELDS.size] = operation.encode()[:32].ljust(32, b"\0")
             if computes:
                 self._row[4] += 1
-            looks += 1
-            if looks % _LOOKS_AT_FILE == 0 and is_over(self._path):
+            self._row[5] += 1
+            if self._row[5] % _LOOKS_AT_FILE == 0 and is_over(self._path):
                 _end_with_daemon()
 
 
@@ -130,10 +132,10 @@ def _communicates(frame: FrameType | None) -> bool:
 
 def _operation(frame: FrameType) -> str:
     """The operation of a thread that waits in the Python function `frame`."""
-    file = frame.f_code.co_filename
-    if _CONTROL in file:
+    if _CONTROL in frame.f_code.co_filename:
         return "synchronisation"
-    return "backward" if _BACKWARD in file else frame.f_code.co_name.strip("_")
+    name = frame.f_code.co_name.strip("_")
+    return "backward" if name.endswith(_BACKWARD) else name
 
 
 def _end_with_daemon() -> None:
@@ -162,8 +164,8 @@ def read_heartbeats(path: Path) -> list[Beat]:
     rows = path.read_bytes()[: -len(_OVER)]
     rows = rows[: len(rows) - len(rows) % _FIELDS.size]
     return [
-        Beat(pid, Phase(phase), batches, beats, computed, _text(host), _text(operation))
-        for pid, phase, batches, beats, computed, host, operation in _FIELDS.iter_unpack(rows)
+        Beat(pid, Phase(phase), batches, beats, computed, _text(host), _text(operation), looks)
+        for pid, phase, batches, beats, computed, looks, host, operation in _FIELDS.iter_unpack(rows)
     ]
 
 

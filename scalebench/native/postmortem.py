@@ -197,12 +197,15 @@ class Pulse:
         now = time.monotonic()
         if (paused := now - self._felt) > _PAUSED_S:
             self._changed = [moment + paused for moment in self._changed]
+            self._looked = [moment + paused for moment in self._looked]
         self._felt = now
         before = self._hush_s(now)
         for rank, beat in enumerate(read_heartbeats(self._path)):
-            if beat != self._beats[rank]:
-                self._beats[rank] = beat
+            known, self._beats[rank] = self._beats[rank], beat
+            if beat != known:
                 self._changed[rank] = now
+            if beat.looks != known.looks:
+                self._looked[rank] = now
         if self._hush_s(now) < before:
             self._longest = max(self._longest, before)
 
@@ -275,7 +278,10 @@ class Pulse:
             return dumb
         silent = [rank for rank in silent if rank < workers]
         furthest_behind = min(self._beats[rank].progress for rank in silent)
-        return [rank for rank in silent if self._beats[rank].progress == furthest_behind]
+        behind = [rank for rank in silent if self._beats[rank].progress == furthest_behind]
+        # Others share their place where no clock is read between their work and their wait, as in DDP's backward pass.
+        stopped = [rank for rank in behind if now - self._looked[rank] > max(_SILENCE_S, (now - first) / 2)]
+        return stopped or behind
 
     def not_ended(self, launcher: str, pid: int) -> str:
         """Name what keeps a launch, whose `launcher` has this process id, from its end after its last run."""

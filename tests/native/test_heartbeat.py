@@ -30,11 +30,11 @@ def test_launcher_reads_what_ranks_write(tmp_path):
     assert read_heartbeats(path)[0].progress == (Phase.EVALUATING, 0, 0)
 
 
-@pytest.mark.parametrize(("size", "ranks"), [(0, 0), (100, 0), (300, 2), (411, 2), (412, 3)])
-def test_heartbeats_of_a_file_that_was_cut_are_those_that_are_left(tmp_path, size, ranks):
+@pytest.mark.parametrize(("cut", "ranks"), [(0.0, 3), (0.01, 2), (0.5, 1), (0.9, 0), (1.0, 0)])
+def test_heartbeats_of_a_file_that_was_cut_are_those_that_are_left(tmp_path, cut, ranks):
     path = tmp_path / "heartbeats"
     create_heartbeats(path, 3)
-    os.truncate(path, size)
+    os.truncate(path, round(path.stat().st_size * (1 - cut)))
     assert len(read_heartbeats(path)) == ranks
 
 
@@ -76,6 +76,22 @@ def test_ranks_furthest_behind_are_named_as_stopped(four, clock):
     assert pulse.stopped(1) == "rank 0 had stopped 5.0 s before, while training"
 
 
+def test_rank_whose_thread_looks_no_more_is_the_one_that_was_stopped(four, clock):
+    """All are in the same operation of the same batch, of which no clock tells when one waits."""
+    hearts, pulse = four
+    pulse.watch(4)
+    for heart in hearts:
+        heart.enter(Phase.TRAINING)
+        heart.beat()
+    for _ in range(8):
+        for heart in (hearts[0], hearts[1], hearts[3]):
+            heart._row[5] += 1
+        pulse.feel()
+        clock.advance(1.0)
+    assert pulse.hush_s(5.0) == 8.0, "looking is no sign of life"
+    assert pulse.stopped(4) == "rank 2 had stopped 8.0 s before, while training"
+
+
 def test_beats_of_earlier_batches_are_not_compared(four, clock):
     hearts, pulse = four
     for rank, batches, beats_each in ((0, 9, 4), (1, 6, 40)):  # rank 1 takes the snapshots
@@ -100,14 +116,22 @@ def at_work(until):
     while time.monotonic() < until: pass
 inside = compile("def allreduce(until):\\n  while time.monotonic() < until: pass", "/x/scalebench/comm/mpi.py", "exec")
 exec(inside)
-{"computes": at_work, "waits": allreduce, "sleeps": lambda until: time.sleep(until - time.monotonic())}[sys.argv[2]](
-    time.monotonic() + 60)
+def _engine_run_backward(until):
+    time.sleep(until - time.monotonic())
+activities = {"computes": at_work, "waits": allreduce, "differentiates": _engine_run_backward}
+activities["sleeps"] = lambda until: time.sleep(until - time.monotonic())
+activities[sys.argv[2]](time.monotonic() + 60)
 """
 
 
 @pytest.mark.parametrize(
     ("activity", "alive", "operation"),
-    [("computes", True, ""), ("waits", False, "allreduce"), ("sleeps", False, "<lambda>")],
+    [
+        ("computes", True, ""),
+        ("waits", False, "allreduce"),
+        ("differentiates", False, "backward"),
+        ("sleeps", False, "<lambda>"),
+    ],
 )
 def test_computing_is_a_sign_of_life_and_waiting_in_communication_is_none(tmp_path, activity, alive, operation):
     path = tmp_path / "heartbeats"
