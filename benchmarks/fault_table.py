@@ -387,7 +387,7 @@ ENGINE = (
 MPI = (
     to_rank(1, signal.SIGABRT, "aborted (SIGABRT)", r"^rank 1 was ended by signal 6 \(Aborted"),
     to_rank(1, signal.SIGBUS, "of a bus error", r"^rank 1 was ended by signal 7 \(Bus error"),
-    ask("leave", "SystemExit in a model", r"^rank 1: exited with code the layer leaves"),
+    ask("leave", "SystemExit in a model", r"^rank 1: exited before reporting: the layer leaves"),
     ask("nan", "model whose loss is not a number", r"training loss|nan|NaN|not finite"),
     Fault("limit of open files (RLIMIT_NOFILE)", _files, r"^rank 1: .*Too many open files"),
     Fault("no rank can write (RLIMIT_FSIZE)", _fill, r"could not write|File too large"),

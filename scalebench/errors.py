@@ -121,7 +121,10 @@ def in_one_line(error: BaseException) -> str:
     if isinstance(error, ScalebenchError):
         return text + place_in_own_code(error) if getattr(error, "status", "failed") == "failed" else text
     if isinstance(error, SystemExit):
-        return f"exited with code {error.code} before reporting"
+        where = place_in_own_code(error)
+        if isinstance(error.code, str):
+            return f"exited before reporting: {text}{where}"
+        return f"exited with code {error.code or 0} before reporting{where}"
     lines = [(frame, number) for frame, number in walk_tb(error.__traceback__)]
     own = [line for line in lines if str(line[0].f_globals.get("__name__")).partition(".")[0] not in _LIBRARIES]
     where = ""

@@ -40,4 +40,6 @@ def test_scalebench_error_has_no_place():
 
 def test_system_exit_and_errors_without_message_or_traceback():
     assert in_one_line(SystemExit(3)) == "exited with code 3 before reporting"
+    assert in_one_line(SystemExit()) == "exited with code 0 before reporting"
+    assert in_one_line(SystemExit("enough")) == "exited before reporting: enough"
     assert in_one_line(KeyError()) == "KeyError: no message"

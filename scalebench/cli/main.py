@@ -132,7 +132,7 @@ class LazyGroup(Group):
         except BrokenPipeError:  # the reader of our output has gone, as in `scalebench list | head`
             sys.stdout = None  # so that Python does not flush it once more
             sys.exit(1)
-        except Exception as error:
+        except (Exception, SystemExit) as error:
             if lacking := used_up(error):
                 _leave(lacking, 2)
             if not place_in_own_code(error):

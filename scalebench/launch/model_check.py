@@ -61,7 +61,7 @@ def look_at_model(plan: StudyPlan) -> list[str]:
     def replica_bytes(run: Run) -> int:
         try:
             schedules = schedules_of(plan, run.model_copy(update={"epochs": 1}), meta)
-        except Exception:  # its program fails, or reads numbers out of tensors: its run will say so
+        except (Exception, SystemExit):  # its program fails, or reads numbers out of tensors: its run will say so
             return 3 * parameters * int(dtype.itemsize)
         most: int = max(schedule.memory_bytes for schedule in schedules)
         return most

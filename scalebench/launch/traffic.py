@@ -84,7 +84,7 @@ class TrafficCheck:
         model = meta_model(self._plan.study, self._plan.prepared.datasets[run.workers])
         try:
             schedules = schedules_of(self._plan, run, model)
-        except Exception as error:  # whatever a strategy of the user's own raises, the run is kept
+        except (Exception, SystemExit) as error:  # whatever a strategy of the user's own raises, the run is kept
             return [f"{run.strategy}: its schedule cannot be recorded: {type(error).__name__}: {error}"]
         if schedules[0].reads_loss:
             return []

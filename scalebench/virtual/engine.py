@@ -228,7 +228,7 @@ class Simulation:
         before, failure = random_state(), None
         try:
             played = attempt()
-        except Exception as error:
+        except (Exception, SystemExit) as error:
             failure = error
         if missed := drawn_since(before) - drawn:
             put_back(before)

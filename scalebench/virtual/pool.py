@@ -62,7 +62,7 @@ class Simulator:
                 found.append(outcome)
                 if stopping() or self.ends_with(run, [outcome]):
                     return found
-        except Exception as error:  # of any kind, raised by a user's strategy or model
+        except (Exception, SystemExit) as error:  # of any kind, raised by a user's strategy or model
             begun = len(found)
             found += [Outcome(run.run_id, "failed", in_one_line(error)) for run in runs[begun:]]
             return found[: begun + 1] if self.fail_fast else found

@@ -147,6 +147,10 @@ def test_a_changed_default_is_another_run(file, invoke, monkeypatch):
             ('worker.comm.allreduce_(worker.parameters, "mean")', "1 / 0"),
             "ZeroDivisionError: division by zero (lazy.py:30)",
         ),
+        (
+            ('worker.comm.allreduce_(worker.parameters, "mean")', "raise SystemExit(3)"),
+            "exited with code 3 before reporting (lazy.py:30)",
+        ),
     ],
 )
 def test_an_error_inside_names_its_own_line(file, invoke, edit, message):
@@ -162,6 +166,9 @@ def test_error_while_planning_is_one_line(file, invoke):
     output = invoke(*RUN, "--strategy", OWN, "--dry-run", code=2)
     number = len(file.read_text().splitlines())
     assert output == f"scalebench: error: IndexError: list index out of range (lazy.py:{number})\n"
+    file.write_text(file.read_text().replace("return [][setting.workers]", "raise SystemExit('no')"))
+    output = invoke(*RUN, "--strategy", OWN, "--dry-run", code=2)
+    assert output == f"scalebench: error: exited before reporting: no (lazy.py:{number})\n"
 
 
 @pytest.mark.parametrize(
