@@ -36,6 +36,8 @@ def own_file(kind: str, name: str, form: str, error: type[UsageError]) -> Path:
     if not path or not attribute.isidentifier():
         raise error(f"{kind} {name!r}: expected {form}")
     file = Path(path).expanduser()
+    if not file.is_file() and Path(path.rpartition(":")[0]).expanduser().is_file():
+        raise error(f"{kind} {name!r}: {attribute!r} is no option; expected {attribute}=VALUE")
     if not file.is_file():
         raise error(f"{kind} {name!r}: no file {file.absolute()}; give the path of a Python file before the colon")
     if file.stat().st_size > _MOST_BYTES:

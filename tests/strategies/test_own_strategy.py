@@ -176,6 +176,7 @@ def test_error_while_planning_is_one_line(file, invoke):
     [
         ("nowhere.py:Mine", "", r"no file .*nowhere\.py"),
         ("lazy.py", "", "expected file.py:Class, for example"),
+        ("lazy.py:LazyAverage:growth", None, r"'growth' is no option; expected growth=VALUE"),
         ("lazy.py:LazyAvrage", None, "has no class 'LazyAvrage'; did you mean 'LazyAverage'"),
         ("lazy.py:Field", None, "expected a class derived from scalebench.strategies.base.Strategy"),
         ("lazy.py:Mine", "import nothing_like_this", r"raised ModuleNotFoundError: .* \(lazy.py:1\)"),
