@@ -349,6 +349,16 @@ def by_slurm(program: str, *options: str) -> Callable[[Scene], None]:
     return inject
 
 
+def _cancel_step(scene: Scene) -> None:
+    """Cancel the step of the ranks: the newest one of the job, as each question to the nodes is a step of its own."""
+    assert isinstance(scene.place, InJob)
+    cluster = scene.place.cluster
+    asked = ["squeue", "--steps", "--noheader", "--format=%i", f"--jobs={scene.place.job}"]
+    steps = cluster.hosts.login.call(asked, env=cluster.environment).split()
+    numbers = [int(number) for step in steps if (number := step.partition(".")[2]).isdigit()]
+    by_slurm("scancel", f"{{job}}.{max(numbers)}")(scene)
+
+
 def _suspend(scene: Scene) -> None:
     by_slurm("scontrol", "suspend", "{job}")(scene)
     time.sleep(5)
@@ -371,7 +381,7 @@ RANK = (
     kill(1, rf"^rank 1 was {KILLED}"),
     to_rank(1, signal.SIGTERM, "terminated", rf"^rank 1 was {TERMINATED}"),
     to_rank(1, signal.SIGSEGV, "of a segmentation fault", r"^rank 1 was ended by signal 11 \(Segmentation fault"),
-    stop(1, SILENCE + r"rank 1 had stopped while training, and the others waited in"),
+    stop(1, SILENCE + r"rank 1 had stopped while training(, in \w+)?, and the others waited in"),
     ask("raise", "exception in a model", r"^rank 1: ValueError: the layer is upset"),
     ask("exit", "rank exits without reporting", r"^rank 1 exited before reporting"),
     ask("sleep", "model that sleeps for ever", SILENCE + r"rank 1 had stopped while training"),
@@ -403,7 +413,7 @@ COMMAND = (
 LINK_DOWN = Fault("link down", lambda scene: scene.link("n2", "down"), SILENCE + "n2 with rank 2 does not answer")
 HOSTS = (
     kill(2, rf"^rank 2 on n2 was {KILLED}"),
-    stop(1, SILENCE + "rank 1 on n1 had stopped while training, and the others waited in"),
+    stop(1, SILENCE + r"rank 1 on n1 had stopped while training(, in \w+)?, and the others waited in"),
     ask("raise", "exception in a model", "rank 2 on n2: ValueError: the layer is upset", 2),
 )
 DAEMON = to_launcher(
@@ -515,7 +525,7 @@ GROUPS = (
         *HOSTS,
         to_rank(2, signal.SIGTERM, "terminated", rf"^rank 2 on n2 was {TERMINATED}"),
         Fault("step daemon killed (slurmstepd)", lambda scene: scene.signal_parent(2, signal.SIGKILL), "n2|rank 2"),
-        Fault("step cancelled", by_slurm("scancel", "{job}.0"), "srun|cancel|signal"),
+        Fault("step cancelled", _cancel_step, "srun|cancel|signal"),
         Fault("job suspended for 5 s", _suspend, "", completes=True),
         ending("TERM to the batch shell alone", by_slurm("scancel", "--batch", "--signal=TERM", "{job}")),
         ending("job cancelled", by_slurm("scancel", "{job}")),
