@@ -367,7 +367,10 @@ def _suspend(scene: Scene) -> None:
 
 
 def on_node(host: str, script: str) -> Callable[[Scene], None]:
-    return lambda scene: scene.place.call(host, ["sh", "-c", script]) and None
+    def inject(scene: Scene) -> None:
+        scene.place.call(host, ["sh", "-c", script])
+
+    return inject
 
 
 def ending(name: str, inject: Callable[[Scene], TakeBack]) -> Fault:
