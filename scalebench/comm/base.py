@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 _T = TypeVar("_T")
+BETWEEN_STAGES = 0x57A6  # tag of messages between the stages of a replica: waiting for them is its bubble
 
 
 class Capability(StrEnum):

@@ -37,7 +37,7 @@ from scalebench.system.clock import Task
 
 Floats = NDArray[np.float64]
 _SAMPLED_RANKS = 16  # recorded where ranks differ by chance, as clients that are drawn
-_COLUMNS = 7  # of Times, without `queued`
+_COLUMNS = 8  # of Times, without `queued`
 _MOST_STEPS = 5_000_000  # of a program that is recorded whole: about a minute and 3 GB
 # Name of mixed precision -> dtype of parameters and gradients, dtype of products and activations.
 PRECISIONS = {"tf32": ("float32", "tf32"), "bf16-mixed": ("float32", "bfloat16")}
@@ -95,7 +95,8 @@ class Case(NamedTuple):
 class Times(NamedTuple):
     """Seconds of whole trainings, each (cases,): that of the last worker, of others the mean; see `price.Ledger`.
 
-    `other` are those of operations of the strategy; `queued` is True where a queue binds.
+    `other` are those of operations of the strategy, `bubble` those of waiting for other stages of the replica; `queued`
+    is True where a queue binds.
     """
 
     time: Floats
@@ -105,6 +106,7 @@ class Times(NamedTuple):
     comm: Floats
     wait: Floats
     transfer: Floats
+    bubble: Floats
     queued: NDArray[np.bool_]
 
 
@@ -186,8 +188,7 @@ class Predictor:
             columns[:, places] = recorded.excerpt.extrapolated([marks for marks, _ in walks], steps_of)
             queued[places] = np.any([bound for _, bound in walks], axis=0)
             columns[0, places] += self.workload.epochs * np.array([case.platform.epoch_s for case in chosen])
-        time, compute, data, other, comm, wait, transfer = columns
-        return Times(time, compute, data, other, comm, wait, transfer, queued)
+        return Times(*columns, queued)
 
     def schedule(self, strategy: Component, workers: int) -> Schedule:
         """Return a schedule of the excerpt, which has the memory of the whole."""
@@ -384,11 +385,12 @@ def _walked(programs: list[Program], recorded: Recorded, machines: EqualWorkers)
 
 
 def _columns(ledgers: Sequence[TimeArrays]) -> Floats:
-    now, seconds, wait, transfer = (np.array(each) for each in zip(*(vars(it).values() for it in ledgers), strict=True))
+    fields = zip(*(vars(ledger).values() for ledger in ledgers), strict=True)
+    now, seconds, wait, transfer, bubble = (np.array(each) for each in fields)
     tasks = np.moveaxis(seconds.mean(axis=-1), 1, 0)
     compute = tasks[[Task.FORWARD, Task.BACKWARD, Task.UPDATE]].sum(axis=0)
     data = tasks[Task.DATA] + tasks[Task.SHUFFLE]
-    means = wait.mean(axis=-1), transfer.mean(axis=-1)
+    means = wait.mean(axis=-1), transfer.mean(axis=-1), bubble.mean(axis=-1)
     return np.stack([now.max(axis=-1), compute, data, tasks[Task.OTHER], tasks[Task.COMM], *means], axis=1)
 
 

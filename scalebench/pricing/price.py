@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from scalebench.comm.base import BETWEEN_STAGES
 from scalebench.errors import RunError, ScalebenchError
 from scalebench.pricing.charges import Charges, Floats, Machines
 from scalebench.pricing.collectives import Collectives, Meeting, expected_largest
@@ -32,17 +33,19 @@ class NotLockStepError(ScalebenchError):
 class TimeArrays:
     """Seconds of each worker (machines, workers), or (tasks, machines, workers): its time, by task, and waiting.
 
-    `transfer` is the cost of its collectives, of which only `seconds[Task.COMM]` less `wait` is exposed.
+    `transfer` is the cost of its collectives, of which only `seconds[Task.COMM]` less `wait` is exposed; `bubble` is
+    the part of `wait` for other stages of its replica.
     """
 
     now: Floats
     seconds: Floats
     wait: Floats
     transfer: Floats
+    bubble: Floats
 
     @classmethod
     def empty(cls, *shape: int) -> TimeArrays:
-        return cls(np.zeros(shape), np.zeros((len(Task), *shape)), np.zeros(shape), np.zeros(shape))
+        return cls(np.zeros(shape), np.zeros((len(Task), *shape)), *np.zeros((3, *shape)))
 
     def of(self, worker: int) -> dict[str, float]:
         """Return the columns that the records have of one worker, on the only machine."""
@@ -53,6 +56,7 @@ class TimeArrays:
             "compute_s": seconds[Task.FORWARD] + seconds[Task.BACKWARD] + seconds[Task.UPDATE],
             "comm_s": seconds[Task.COMM],
             "wait_s": waited,
+            "bubble_s": float(self.bubble[..., worker].item()),
             "hidden_comm_s": hidden_s(transfer, seconds[Task.COMM] - waited, now),
             "data_s": seconds[Task.DATA] + seconds[Task.SHUFFLE],
             "other_s": seconds[Task.OTHER],
@@ -264,6 +268,8 @@ class _Walk:
         if event.name == "add":
             until = until + self.prices.each(lambda costs: costs.adding(event.amount), "add", event.amount)
         self._record(slice(rank, rank + 1), until[:, None], waited[:, None], cost[:, None])
+        if event.root == BETWEEN_STAGES:
+            self.ledger.bubble[:, rank] += waited
         return True
 
 

@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from scalebench.comm.base import Overlap
+from scalebench.comm.base import BETWEEN_STAGES, Overlap
 from scalebench.comm.wire import there_and_back, wire_bytes
 from scalebench.errors import RunError
 from scalebench.pricing.costs import Costs
@@ -243,6 +243,8 @@ class VirtualCommunicator:
             received, waited = max(now, arrival), max(0.0, sent - now)
             until = received + (self.costs.adding(message.nbytes) if add else 0.0)
             self.clock.communicated(until, waited, received - now - waited)
+            if tag == BETWEEN_STAGES:
+                self.clock.ledger.bubble += waited
         if add:
             tensor.add_(message)
         else:

@@ -366,6 +366,7 @@ class Simulation:
             report = train(worker, self.strategy, on_epoch=self._watch_time)
             if isinstance(worker.clock, VirtualClock):
                 report.hidden_comm_s = worker.clock.hidden_comm_s
+                report.bubble_s = worker.clock.ledger.bubble
             if isinstance(worker.clock, RecordingVirtualClock):
                 report.laps = worker.clock.laps
             return report

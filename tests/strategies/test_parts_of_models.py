@@ -13,6 +13,7 @@ from torch import nn
 
 from scalebench.errors import ModelError, StudyError
 from scalebench.models.parts import layers_of
+from scalebench.records.rows import rows_of
 from scalebench.strategies import registry
 from scalebench.virtual.engine import simulate
 from tests.conftest import setting, some
@@ -148,6 +149,39 @@ def test_micro_batches_shorten_a_step_and_placement_does_not(play, patterns):
         outcome, _ = play({"pipeline": {"micro_batches": pieces}}, 2, **values)
         times[pieces] = outcome.train_s / pieces  # the machine of the tests takes equally long for any batch
     assert times[8] < times[2] < times["model_parallel"]
+
+
+def test_bubbles_are_the_time_that_stages_wait_for_each_other(make_run, patterns, machine):
+    """Half of the layers' work on each stage, in any number of pieces: a stage idles while the other one works."""
+    even = {"mlp": {"hidden": [64, 64, 64]}}
+    values = {"model": even, "batch_per_worker": 96, "epochs": 1}
+    for strategy, pieces in (("model_parallel", 1), ({"pipeline": {"schedule": "gpipe", "micro_batches": 4}}, 4)):
+        run = make_run(strategy, 2, **values)
+        trained, _ = simulate(run, patterns, machine)
+        priced, _ = simulate(run.model_copy(update={"execution": "modelled"}), patterns, machine)
+        rows = [row_of(run, outcome) for outcome in (trained, priced)]
+        first, second = rows
+        assert first.bubble_s == pytest.approx(second.bubble_s, rel=1e-12)
+        assert 0 < first.bubble_s <= first.wait_s
+        ideal = 1 / (pieces + 1)  # (m - 1) / (u + m - 1) of equal stages
+        assert first.bubble_s / (first.compute_s + first.bubble_s) == pytest.approx(ideal, abs=0.12)
+        division = first.data_parallel, first.pipeline_parallel, first.tensor_parallel, first.micro_batches
+        assert division == (1, 2, 1, pieces)
+
+
+def test_workers_without_stages_have_no_bubble(make_run, patterns, machine):
+    for strategy, workers, division in (("allreduce", 2, (2, 1, 1, 1)), ("tensor", 4, (2, 1, 2, 1))):
+        run = make_run(strategy, workers, epochs=1)
+        row = row_of(run, simulate(run, patterns, machine)[0])
+        assert row.bubble_s is None
+        assert (row.data_parallel, row.pipeline_parallel, row.tensor_parallel, row.micro_batches) == division
+
+
+def row_of(run, outcome):
+    names = ("host_hash", "git_commit", "git_dirty", "packages_hash", "scheduler_job_id", "provenance")
+    provenance = dict.fromkeys(names)
+    row, _ = rows_of(run, outcome, attempt=1, oversubscribed=False, started_utc="", provenance=provenance)
+    return row
 
 
 @pytest.mark.parametrize(
