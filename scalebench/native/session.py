@@ -291,7 +291,10 @@ def _pace(run: Run) -> PacedStep | float:
     if run.device_step_time is not None:
         return run.device_step_time
     known = load_cluster(run.cluster).step_times_of(str(run.model), run.dtype)
-    batch = run.batch_per_worker if run.batch_per_worker is not None else (run.batch_global or 0) // run.workers
+    batch = run.batch_per_worker
+    if batch is None:
+        strategy = registry.create(run.strategy.name, run.strategy.options, run.engine)
+        batch = (run.batch_global or 0) // strategy.traits.mesh(run.workers).data
     if batch not in known:
         raise ClusterError(
             f"cluster {run.cluster}: no step time for {run.model} in {run.dtype} at batch {batch}; "
