@@ -68,6 +68,12 @@ def parts_of(run: Run) -> int:
     return registry.create(run.strategy.name, run.strategy.options, run.engine).traits.mesh(run.workers).parts
 
 
+def cuts_model(run: Run) -> bool:
+    """Return True if the workers of `run` compute with a model layer by layer."""
+    traits = registry.create(run.strategy.name, run.strategy.options, run.engine).traits
+    return traits.mesh(run.workers).parts > 1 or (traits.sharded > 1 and run.workers > 1)
+
+
 def _micro_batches(run: Run) -> int:
     strategy = registry.create(run.strategy.name, run.strategy.options, run.engine)
     return strategy.traits.micro_batches if strategy.traits.mesh(run.workers).parts > 1 else 1

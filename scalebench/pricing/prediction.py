@@ -188,7 +188,8 @@ class Predictor:
             columns[:, places] = recorded.excerpt.extrapolated([marks for marks, _ in walks], steps_of)
             queued[places] = np.any([bound for _, bound in walks], axis=0)
             columns[0, places] += self.workload.epochs * np.array([case.platform.epoch_s for case in chosen])
-        return Times(*columns, queued)
+        time, compute, data, other, comm, wait, transfer, bubble = columns
+        return Times(time, compute, data, other, comm, wait, transfer, bubble, queued)
 
     def schedule(self, strategy: Component, workers: int) -> Schedule:
         """Return a schedule of the excerpt, which has the memory of the whole."""

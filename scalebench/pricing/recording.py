@@ -22,18 +22,19 @@ from scalebench.comm.base import Communicator, Server, ServerRule, SharedState
 from scalebench.data.dataset import Dataset
 from scalebench.data.plan import BatchPlan
 from scalebench.data.shard import equal_batches
-from scalebench.models.parts import Layer, layers_of
+from scalebench.models.parts import Layer, LayerFacts, facts_of, layers_of
 from scalebench.models.registry import build_model
 from scalebench.models.sharding import held_by
 from scalebench.pricing.recorders import RecordingClock, RecordingCommunicator, RecordingServer, RecordingShared
 from scalebench.pricing.schedule import Event, RankGroups, Schedule
-from scalebench.strategies.base import Batch, Strategy
+from scalebench.strategies.base import Batch, Strategy, UnitRule
 from scalebench.study.spec import Component, Run, Training
 from scalebench.system.clock import Clock, Task
 from scalebench.system.random_state import drawn_since, random_state, seeded, worker_seed
 from scalebench.training.loop import train
 from scalebench.training.meters import Meters
 from scalebench.training.optimizers import build_optimizer
+from scalebench.training.sharded import shard_length
 from scalebench.training.stage import Order, Stage, StageShapes, sizes_of
 
 _META_MODELS: dict[str, torch.nn.Module] = {}  # the last one, by its parts
@@ -140,6 +141,7 @@ class RecordingWorker:
         self._rank, self.size, self.epochs = self.comm.rank, self.comm.size, run.epochs
         self._workers_per_node = max(1, min(workers_per_node, comm.size) // parts)
         self.stage: Stage | None = None
+        self.sharded: RecordedUnits | None = None
         self._update_share = 1.0
         self._loss_is_elsewhere = False
         self.model: Any = model
@@ -201,9 +203,14 @@ class RecordingWorker:
 
     @property
     def memory_bytes(self) -> int:
-        """Bytes of parameters, gradients, initial weights, optimizer state and the tensors in `state`."""
+        """Bytes of parameters, gradients, initial weights, optimizer state and the tensors in `state`.
+
+        Of a divided model those of this worker's shards, and what it holds whole at the same time.
+        """
         held = [self._optimizer_state(), self._hosted, self.state]
         own = [self.parameters, self.gradients, self.parameters.clone(), *_tensors(held)]
+        if self.sharded is not None:
+            own += self.sharded.gathered()
         distinct = {id(tensor): tensor for tensor in own}.values()
         storages = {tensor.untyped_storage()._cdata: tensor.untyped_storage().nbytes() for tensor in distinct}
         return sum(storages.values())
@@ -256,10 +263,25 @@ class RecordingWorker:
         self.stage = Stage(facts, order, micro_batches, replica, mesh, compute)
         self._update_share = numbers / whole
 
+    def divide(self, rule: UnitRule) -> None:
+        whole = self.parameters.numel()
+        facts = self._facts if rule.by_layer else [LayerFacts("", whole, (), 1.0, 1.0)]
+        self.sharded = RecordedUnits(facts, rule, self.size, self.parameters)
+        self.parameters, self.gradients = self.sharded.shards()
+        self._update_share = self.parameters.numel() / whole
+
+    @cached_property
+    def _facts(self) -> list[LayerFacts]:
+        sample = torch.empty(2, *self._input_shape, dtype=self.dtype, device="meta")
+        return facts_of(_layers_of(self.model, str(self.run.model)), sample)
+
     def is_finite(self) -> bool:
         return True
 
     def gradient(self, batch: Batch, weight: float = 1.0, *, add: bool = False) -> None:
+        if self.sharded is not None:
+            self.sharded.step(batch.x.shape[0], self.clock)
+            return
         if self.stage is not None:
             self.stage.step(batch, weight, self.clock)
             self._loss_is_elsewhere = self.mesh.pipeline > 1
@@ -322,6 +344,65 @@ class RecordingWorker:
 
     def snapshot(self, epoch: int, vector: Tensor) -> None:
         """Keep nothing: there is nothing to evaluate."""
+
+
+class RecordedUnit:
+    """Implements `strategies.base.Unit` without values."""
+
+    def __init__(self, numbers: int, workers: int, like: Tensor, *, is_last: bool) -> None:
+        length = shard_length(numbers, workers)
+        self.is_last = is_last
+        self.own = like.new_empty(length)
+        self.own_gradients = self.own.clone()
+        self.whole = like.new_empty(length * workers)
+        self.gradients = self.whole.clone()
+        self.holds, self.holds_gradients = True, True  # after a step
+
+    def fill(self, shards: Sequence[Tensor]) -> None:
+        self.holds = True
+
+    def release(self) -> None:
+        self.holds = False
+
+    def release_gradients(self) -> None:
+        self.holds_gradients = False
+
+
+class RecordedUnits:
+    """The units of a model, of which a worker keeps shards, and the exchanges of a step."""
+
+    def __init__(self, facts: Sequence[LayerFacts], rule: UnitRule, workers: int, like: Tensor) -> None:
+        self._rule, last = rule, len(facts) - 1
+        self._units = [
+            RecordedUnit(each.parameters, workers, like, is_last=place == last) for place, each in enumerate(facts)
+        ]
+        forward, backward = sum(each.forward for each in facts), sum(each.backward for each in facts)
+        self._works = [(each.forward / forward, each.backward / backward) for each in facts]
+
+    def shards(self) -> tuple[Tensor, Tensor]:
+        """Return vectors as long as the shards of the parameters, and of their gradients."""
+        own = self._units[0].own.new_empty(sum(unit.own.numel() for unit in self._units))
+        return own, own.clone()
+
+    def step(self, samples: int, clock: Clock) -> None:
+        rule = self._rule
+        for unit, (work, _) in zip(self._units, self._works, strict=True):
+            rule.before_forward(unit)
+            clock.did(Task.FORWARD, samples, work)
+            rule.after_forward(unit)
+        for unit, (_, work) in zip(reversed(self._units), reversed(self._works), strict=True):
+            rule.before_backward(unit)
+            clock.did(Task.BACKWARD, samples, work)
+            rule.after_backward(unit)
+
+    def gathered(self) -> list[Tensor]:
+        """Return what a worker holds whole: units that are never given up, and the largest of the others."""
+        kept: list[Tensor] = []
+        for whole, holds in (("whole", "holds"), ("gradients", "holds_gradients")):
+            vectors = [(getattr(unit, whole), getattr(unit, holds)) for unit in self._units]
+            kept += [vector for vector, stays in vectors if stays]
+            kept += [max((vector for vector, _ in vectors), key=Tensor.numel)] if not all(s for _, s in vectors) else []
+        return kept
 
 
 def _state_after_step(optimizer: Component) -> dict[str, Tensor]:

@@ -129,6 +129,17 @@ class VirtualCommunicator:
         price = self.costs.linear_reduce if linear else self.costs.reduce
         self._collective(f"reduce({op})", tensor, effect, lambda: price(tensor.nbytes, self._with_first(root)))
 
+    def reduce_scatter_(self, own: Tensor, tensor: Tensor, op: str = "sum") -> None:
+        def effect(payloads: list[Any]) -> None:
+            tensors = [payload[1] for payload in payloads]
+            result = reduce_tensors(tensors, op, [None] * len(tensors)).view(len(payloads), -1)
+            for (part, _), value in zip(payloads, result, strict=True):
+                part.copy_(value.view_as(part))
+
+        self.count(tensor.nbytes)
+        seconds = lambda: self.costs.reduce_scatter(tensor.nbytes, self._group.ranks)  # noqa: E731
+        self._collective(f"reduce_scatter({op})", (own, tensor), effect, seconds)
+
     def broadcast_(self, tensor: Tensor, root: int = 0, *, linear: bool = False) -> None:
         def effect(payloads: list[Any]) -> None:
             for rank, each in enumerate(payloads):
