@@ -26,7 +26,8 @@ from scalebench.models.parts import Layer, LayerFacts, facts_of, layers_of
 from scalebench.models.registry import build_model
 from scalebench.models.sharding import held_by
 from scalebench.pricing.recorders import RecordingClock, RecordingCommunicator, RecordingServer, RecordingShared
-from scalebench.pricing.schedule import Event, RankGroups, Schedule
+from scalebench.pricing.schedule import Event, PartMemory, RankGroups, Schedule
+from scalebench.pricing.table_cut import TableCut
 from scalebench.strategies.base import Batch, Strategy, UnitRule
 from scalebench.study.spec import Component, Run, Training
 from scalebench.system.clock import Clock, Task
@@ -75,10 +76,12 @@ def record_each(
     workers_per_node: int,
     everyone: RankGroups | None = None,
     input_shape: tuple[int, ...] = (),
+    cut: TableCut | None = None,
 ) -> Iterator[Schedule]:
     """Yield the schedules of `record`, each recorded when it is asked for.
 
-    Recordings of one strategy that are given `everyone` share its divisions into groups.
+    Recordings of one strategy that are given `everyone` share its divisions into groups. The layers of `model` are
+    those of `cut`, if it is given.
     """
     everyone = everyone or RankGroups.of_all(run.workers)
     # Recorded once for the workers that take the same batches, where their rank is not read.
@@ -93,13 +96,13 @@ def record_each(
         schedule = Schedule(rank)
         clock = RecordingClock(schedule)
         comm = RecordingCommunicator(clock, everyone, rank)
-        worker = RecordingWorker(run, plan, comm, clock, workers_per_node, model, mesh, input_shape)
+        worker = RecordingWorker(run, plan, comm, clock, workers_per_node, model, mesh, input_shape, cut)
         with seeded(worker_seed(run.seed, rank)):  # a user's strategy may draw from the global generators
             before = random_state()
             schedule.report = train(worker, strategy)
             if drawn_since(before):
                 schedule.reads_seed = schedule.reads_rank = True
-        schedule.memory_bytes = worker.memory_bytes
+        schedule.memory_bytes, schedule.part = worker.memory_bytes, worker.part
         yield schedule
         if not schedule.reads_rank:
             alike[batches] = schedule
@@ -130,8 +133,11 @@ class RecordingWorker:
         model: torch.nn.Module,
         mesh: Mesh | None = None,
         input_shape: tuple[int, ...] = (),
+        cut: TableCut | None = None,
     ) -> None:
         self.run, self.plan, self.clock = run, plan, clock
+        self._cut = cut  # of a layer table, which then stands for the layers of the model
+        self.kept: float | None = None  # elements of a sample kept for the backward pass, if a table says so
         self.mesh, self._input_shape = mesh or Mesh(comm.size), input_shape
         self.world = self.comm = self.replica = comm
         world_rank = comm.rank
@@ -215,6 +221,17 @@ class RecordingWorker:
         storages = {tensor.untyped_storage()._cdata: tensor.untyped_storage().nbytes() for tensor in distinct}
         return sum(storages.values())
 
+    @property
+    def part(self) -> PartMemory | None:
+        """What this worker keeps of a model that several hold, or of which it has shards; None for a whole one."""
+        held = self.parameters.numel()
+        if self.stage is not None:
+            return PartMemory(self.stage.facts, held, held, held, self.stage.most_samples, self.kept)
+        if self.sharded is not None:
+            parameters, gradients = self.sharded.numbers()
+            return PartMemory(None, held + parameters, held + gradients, held, 0, None)
+        return None
+
     def share(self, initial: Tensor, host: int = 0) -> SharedState:
         shared = RecordingShared(self.comm, self.clock, initial, host)  # type: ignore[arg-type]
         if host == self._rank:
@@ -247,15 +264,19 @@ class RecordingWorker:
 
     @property
     def layers(self) -> int:
-        return len(_layers_of(self.model, str(self.run.model)))
+        return len(self._facts)
 
     def take(self, sizes: Sequence[int], order: Order, micro_batches: int) -> None:
         mesh, replica, tensor = self.mesh, self.replica, self.mesh.tensor
-        whole, sample = self.parameters.numel(), torch.empty(2, *self._input_shape, dtype=self.dtype, device="meta")
-        layers = _layers_of(self.model, str(self.run.model))
-        held = held_by(layers, sizes, mesh, replica.rank, str(self.run.model))
-        facts, segments = sizes_of(layers, held, sizes, mesh, replica.rank, sample)
-        numbers = _trainable_numbers(held.model)
+        whole = self.parameters.numel()
+        if self._cut is not None:
+            facts, segments, numbers, self.kept = self._cut.held(sizes, mesh, replica.rank)
+        else:
+            sample = torch.empty(2, *self._input_shape, dtype=self.dtype, device="meta")
+            layers = _layers_of(self.model, str(self.run.model))
+            held = held_by(layers, sizes, mesh, replica.rank, str(self.run.model))
+            facts, segments = sizes_of(layers, held, sizes, mesh, replica.rank, sample)
+            numbers = _trainable_numbers(held.model)
         self.parameters = torch.empty(numbers, dtype=self.dtype, device="meta")
         self.gradients = self.parameters.clone()
         sharing = replica.split(lambda rank: rank // tensor) if tensor > 1 else replica
@@ -272,6 +293,8 @@ class RecordingWorker:
 
     @cached_property
     def _facts(self) -> list[LayerFacts]:
+        if self._cut is not None:
+            return self._cut.facts
         sample = torch.empty(2, *self._input_shape, dtype=self.dtype, device="meta")
         return facts_of(_layers_of(self.model, str(self.run.model)), sample)
 
@@ -396,13 +419,24 @@ class RecordedUnits:
             rule.after_backward(unit)
 
     def gathered(self) -> list[Tensor]:
-        """Return what a worker holds whole: units that are never given up, and the largest of the others."""
-        kept: list[Tensor] = []
-        for whole, holds in (("whole", "holds"), ("gradients", "holds_gradients")):
-            vectors = [(getattr(unit, whole), getattr(unit, holds)) for unit in self._units]
-            kept += [vector for vector, stays in vectors if stays]
-            kept += [max((vector for vector, _ in vectors), key=Tensor.numel)] if not all(s for _, s in vectors) else []
-        return kept
+        """Return what a worker holds whole at the same time, beside its shards."""
+        return [*self._parameters(), *self._gradients()]
+
+    def numbers(self) -> tuple[int, int]:
+        """Return how many parameters, and gradients, these are."""
+        return sum(map(Tensor.numel, self._parameters())), sum(map(Tensor.numel, self._gradients()))
+
+    def _parameters(self) -> list[Tensor]:
+        return _held_at_once([(unit.whole, unit.holds) for unit in self._units])
+
+    def _gradients(self) -> list[Tensor]:
+        return _held_at_once([(unit.gradients, unit.holds_gradients) for unit in self._units])
+
+
+def _held_at_once(vectors: Sequence[tuple[Tensor, bool]]) -> list[Tensor]:
+    """Return the vectors that stay, and the largest of those that are given up between their uses."""
+    passing = [vector for vector, stays in vectors if not stays]
+    return [vector for vector, stays in vectors if stays] + sorted(passing, key=Tensor.numel)[-1:]
 
 
 def _state_after_step(optimizer: Component) -> dict[str, Tensor]:

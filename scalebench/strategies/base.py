@@ -227,6 +227,7 @@ class Setting:
     shapes: Sequence[tuple[int, ...]] | None = None  # of the model's parameters; None until it is built
     without_gradient: Sequence[str] = ()  # names of parameters that get none in some step
     layers: Sequence[Layer] | None = None  # into which the model can be cut; None until it is built
+    layer_count: int | None = None  # their number, where it alone is known
 
 
 class Strategy(Choice):

@@ -151,6 +151,8 @@ class PartsOfModel(Strategy):
             )
         if setting.layers is not None:
             self.require_layers(setting.layers, mesh)
+        elif setting.layer_count is not None:
+            self.require_count(setting.layer_count, mesh)
         if setting.training.batch_per_worker is None:
             return []
         return [
@@ -165,7 +167,18 @@ class PartsOfModel(Strategy):
             StudyError: there are fewer than stages, or others than were stated.
             ModelError: one cannot be divided among the workers of a stage.
         """
-        count = len(layers)
+        sizes = self.require_count(len(layers), mesh)
+        from scalebench.models.sharding import held_by
+
+        for part in range(0, mesh.parts, mesh.tensor):
+            held_by(layers, sizes, mesh, part, "of the study")
+
+    def require_count(self, count: int, mesh: Mesh) -> Sequence[int]:
+        """Return the number of layers on each stage, of `count`.
+
+        Raises:
+            StudyError: there are fewer than stages, or others than were stated.
+        """
         if count < mesh.pipeline:
             raise StudyError(
                 f"strategy {self.name}: {mesh.pipeline} stages for a model of {count} layers with parameters; use at "
@@ -177,7 +190,4 @@ class PartsOfModel(Strategy):
                 f"strategy {self.name}: option 'balance': {list(sizes)} places {sum(sizes)} layers, and the model has "
                 f"{count} with parameters; the numbers have to add up to these"
             )
-        from scalebench.models.sharding import held_by
-
-        for part in range(0, mesh.parts, mesh.tensor):
-            held_by(layers, sizes, mesh, part, "of the study")
+        return sizes

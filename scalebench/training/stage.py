@@ -139,6 +139,7 @@ class Stage:
         if mesh.pipeline > 1:
             self._activations = replica.split(lambda rank: rank * 0)
             self._gradients = replica.split(lambda rank: rank * 0)
+        self.most_samples = 0  # whose activations were kept at the same time
         self._before, self._after = replica.rank - mesh.tensor, replica.rank + mesh.tensor
 
     def step(self, batch: Batch, weight: float, clock: Clock) -> Tensor | None:
@@ -151,8 +152,11 @@ class Stage:
         inputs, targets = self._compute.pieces(batch.x, sizes), self._compute.pieces(batch.y, sizes)
         sent: list[Request] = []
         total: Tensor | None = None
+        kept = 0
         for move in moves:
             place, size = move.micro_batch, sizes[move.micro_batch]
+            kept += size if move.forward else -size
+            self.most_samples = max(self.most_samples, kept)
             if move.forward:
                 x = inputs[place] if facts.is_first else self._receive(self._activations, self._before, size)
                 made = self._compute.forward(place, x, targets[place], weight * (size / samples), clock)
