@@ -14,6 +14,7 @@ The worker counts at which two strategies are compared form one family of tests 
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import NamedTuple, TypeAlias
 
@@ -209,8 +210,11 @@ def find_baseline(index: Index, name: str, engine: str | None, cell: CellRuns) -
     where = f"{on} at {workers} worker{'s' if workers > 1 else ''} ({cell.key['execution']})"
     if engine is not None:
         found = [base for base in found if base.engine == engine]
-    if name != "serial":  # with another global batch it would solve another problem
-        found = [base for base in found if base.batch_global == cell.batch_global]
+    if name != "serial" or (cell.parts > 1 and not cell.weak):  # with another global batch it would be another problem
+        of_batch = [base for base in found if base.batch_global == cell.batch_global]
+        if name == "serial" and found and not of_batch:
+            return Baseline(None, "", workers, _of_another_batch(found, cell))
+        found = of_batch
     plain = [base for base in found if base.label == name]
     found = plain or found  # with options it is a variant, and a baseline only where the plain one did not run
     if len(found) != 1:
@@ -220,6 +224,14 @@ def find_baseline(index: Index, name: str, engine: str | None, cell: CellRuns) -
     if base.unfit:
         return Baseline(None, base.engine, workers, f"{name}{where} is {base.unfit} {NO_BASELINE}")
     return Baseline(base, base.engine, workers, "")
+
+
+def _of_another_batch(found: Sequence[CellRuns], cell: CellRuns) -> str:
+    batches = "/".join(sorted({str(base.batch_global) for base in found}))
+    return (
+        f"no speedup of {cell.label}, whose replicas have several workers: serial ran at a global batch of {batches}; "
+        "state batch_global, which all worker counts then share"
+    )
 
 
 def _ratio(base: Baseline, cell: CellRuns, comparer: Comparer) -> Ratio:

@@ -24,7 +24,7 @@ PAIRED_FROM, PAIRED_FROM_IF_TORN = 2, 3  # rounds; the latter where other common
 
 _NEEDED = [*CELL, "strategy", "scaling", "repetition", "run_order", "attempt", "started_utc", "train_s", "eval_s"]
 _NEEDED += ["oversubscribed", "disturbed", "seed", "metric_name", "final_metric", "epochs"]
-_NEEDED += ["target_metric", "time_to_target_s", "epochs_to_target"]
+_NEEDED += ["target_metric", "time_to_target_s", "epochs_to_target", "pipeline_parallel", "tensor_parallel"]
 
 
 @dataclass(frozen=True)
@@ -36,7 +36,7 @@ class CellRuns:
     `reach_s` is the largest distance in time of two runs made side by side. Of runs that were disturbed beside
     undisturbed ones only the `metrics` are here. `target` is the target metric of the last run (NaN without one),
     `aimed` are the rounds with this target, `to_target` and `epochs_to_target` seconds and epochs until it in those
-    that reached it.
+    that reached it. `parts` are the workers of a replica.
     """
 
     key: dict[str, object]  # CELL -> value
@@ -61,6 +61,7 @@ class CellRuns:
     aimed: set[int] = field(default_factory=set)
     to_target: dict[int, float] = field(default_factory=dict)
     epochs_to_target: dict[int, float] = field(default_factory=dict)
+    parts: int = 1
 
     @property
     def unfit(self) -> str:
@@ -141,7 +142,14 @@ def _cell_runs(runs: pd.DataFrame) -> CellRuns:
         aimed=set(by_round("attempt", aimed)),
         to_target=by_round("time_to_target_s", reached),
         epochs_to_target=by_round("epochs_to_target", reached),
+        parts=_parts(first),
     )
+
+
+def _parts(first: pd.Series[Any]) -> int:
+    """Workers of a replica; one where rows were written before they had these columns."""
+    stages, shares = first["pipeline_parallel"], first["tensor_parallel"]
+    return 1 if pd.isna(stages) or pd.isna(shares) else int(stages) * int(shares)
 
 
 def spread(logs: Sequence[float] | NDArray[np.float64]) -> float:

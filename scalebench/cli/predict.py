@@ -171,13 +171,19 @@ def _table(predictor: Predictor, grid: Grid, to_target: dict[int, Target]) -> Te
         TableColumn("exposed", spare=1): lambda point, _: seconds(point.exposed_s / point.epochs),
         TableColumn("hidden", spare=6): lambda point, _: seconds(point.hidden_s / point.epochs),
         TableColumn("waiting", spare=7): lambda point, _: seconds(point.wait_s / point.epochs),
+        TableColumn("bubble", spare=7): lambda point, _: (
+            seconds(point.bubble_s / point.epochs) if point.mesh.pipeline > 1 else "-"
+        ),
         TableColumn("hours", spare=2): lambda point, _: digits(point.worker_hours),
         TableColumn("memory", spare=3): lambda point, _: (
             f"{digits(point.memory_bytes / 2**30)} GiB{'!' * bool(point.lacking)}"
         ),
         TableColumn("bound by", left=True): lambda point, _: point.binds,
     }
-    shown = {column: text for column, text in columns.items() if to_target or column.name != "to target"}
+    left_out = set() if to_target else {"to target"}
+    if all(point.mesh.pipeline == 1 for point in grid.points):
+        left_out.add("bubble")
+    shown = {column: text for column, text in columns.items() if column.name not in left_out}
     rows = [[text(point, to_target.get(n)) for text in shown.values()] for n, point in enumerate(grid.points)]
     title = f"modelled ({predictor.platform.device.source}): {predictor.training}"
     outside = dict.fromkeys(text for point in grid.points for text in point.outside)
@@ -344,7 +350,11 @@ def _row(predictor: Predictor, point: Point, price: float | None, target: Target
         "nodes": point.nodes,
         "batch_policy": "global" if workload.in_all else "per_worker",
         "batch_per_worker": point.batch,
-        "batch_global": point.batch * point.workers,
+        "batch_global": point.batch_global,
+        "data_parallel": point.mesh.data,
+        "pipeline_parallel": point.mesh.pipeline,
+        "tensor_parallel": point.mesh.tensor,
+        "micro_batches": point.micro_batches,
         "epochs": workload.epochs,
         "steps_per_epoch": point.steps,
         **{name: getattr(point, name) for name in ("step_s", "epoch_s", "train_s", "speedup", "efficiency")},
@@ -355,6 +365,7 @@ def _row(predictor: Predictor, point: Point, price: float | None, target: Target
         "comm_s": point.exposed_s,
         "hidden_comm_s": point.hidden_s,
         "wait_s": point.wait_s,
+        "bubble_s": point.bubble_s if point.mesh.pipeline > 1 else "",
         "bound_by": point.binds,
         "gain_of_half": max(point.gains.values()),
         "worker_hours": point.worker_hours,

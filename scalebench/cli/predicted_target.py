@@ -65,7 +65,7 @@ def targets_of(grid: Grid, laws: dict[str, SeriesLaw], source: str) -> dict[int,
     for place, point in enumerate(grid.points):
         if (own := laws.get(str(point.strategy), laws.get(""))) is None:
             continue
-        law, batch, fitted = own.law, point.batch * point.workers, f"{own.least:,.0f} to {own.most:,.0f}"
+        law, batch, fitted = own.law, point.batch_global, f"{own.least:,.0f} to {own.most:,.0f}"
         words = f"e0 (1 + B / b-crit), e0 {digits(law.epochs_at_zero)}, b-crit {law.critical_batch:,.0f}"
         if law.resampled:
             least, most = law.critical_interval()

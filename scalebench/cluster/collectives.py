@@ -108,6 +108,11 @@ def reduce(n: int, levels: Levels, gamma: float) -> float:
     return rabenseifner(n, levels, gamma)
 
 
+def reduce_scatter(n: int, levels: Levels, gamma: float) -> float:
+    """Sum n bytes of each rank, an n/p part at each: ceil(lg p) a + (p-1)/p (n/B + n gamma), recursive halving."""
+    return _scatter_gather(n, levels, gamma, _lg, passes=1)
+
+
 def allgather(n: int, levels: Levels) -> float:
     """n bytes from each rank: ceil(lg p) a + (p-1) n/B (Bruck) while short; (p-1)(a + n/B), a ring, above."""
     p = ranks_of(levels)
@@ -127,12 +132,15 @@ def ranks_of(levels: Levels) -> int:
     return math.prod(level.ranks for level in levels)
 
 
-def _scatter_gather(n: int, levels: Levels, gamma: float, messages: Callable[[int], int]) -> float:
-    """Cost of reduce-scatter up the levels and allgather down: each level handles the share of the level below."""
+def _scatter_gather(n: int, levels: Levels, gamma: float, messages: Callable[[int], int], passes: int = 2) -> float:
+    """Cost of reduce-scatter up the levels and allgather down: each level handles the share of the level below.
+
+    One of the two `passes` is a reduce-scatter alone.
+    """
     cost, share = 0.0, float(n)
     for level in levels:
         part = (level.ranks - 1) / level.ranks * share
-        cost += messages(level.ranks) * level.latency_s + part * (2 / level.shared + gamma)
+        cost += messages(level.ranks) * level.latency_s + part * (passes / level.shared + gamma)
         share /= level.ranks
     return cost
 

@@ -20,6 +20,7 @@ from scalebench.cluster.collectives import (
     rabenseifner,
     recursive_doubling,
     reduce,
+    reduce_scatter,
     ring,
     server,
     sharded_server,
@@ -137,6 +138,11 @@ class Network:
         """Return the cost of summing `nbytes` over `ranks` at one of them."""
         gamma = self.cluster.reduction.seconds_per_byte
         return self._cost("reduce", nbytes, ranks, lambda levels: reduce(nbytes, levels, gamma))
+
+    def reduce_scatter(self, nbytes: int, ranks: Sequence[int]) -> float:
+        """Return the cost of summing `nbytes` over `ranks`, each of which gets an equal part of the sum."""
+        gamma = self.cluster.reduction.seconds_per_byte
+        return self._cost("reduce_scatter", nbytes, ranks, lambda levels: reduce_scatter(nbytes, levels, gamma))
 
     def broadcast(self, nbytes: int, ranks: Sequence[int]) -> float:
         """Return the cost of sending `nbytes` of one rank to all `ranks`."""

@@ -17,12 +17,13 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 _T = TypeVar("_T")
+BETWEEN_STAGES = 0x57A6  # tag of messages between the stages of a replica: waiting for them is its bubble
 
 
 class Capability(StrEnum):
     """Capability provided by an engine or required by a strategy."""
 
-    COLLECTIVES = "collectives"  # allreduce, reduce, broadcast, allgather, alltoallv, barrier
+    COLLECTIVES = "collectives"  # allreduce, reduce, reduce-scatter, broadcast, allgather, alltoallv, barrier
     NONBLOCKING = "nonblocking"  # iallreduce that progresses during compute
     SPLIT = "split"  # sub-communicators
     POINT_TO_POINT = "point_to_point"  # send, isend, recv
@@ -108,6 +109,12 @@ class Communicator(Protocol):
         """Sum or average at `root`; the tensors of other ranks are unchanged.
 
         `linear`: `root` receives p-1 tensors one by one and adds them in the order of the ranks.
+        """
+
+    def reduce_scatter_(self, own: Tensor, tensor: Tensor, op: str = "sum") -> None:
+        """Sum or average `tensor` (K n,) of all K ranks; `own` (n,) becomes the part of it that has this rank's number.
+
+        The tensor's values are undefined afterwards.
         """
 
     def broadcast_(self, tensor: Tensor, root: int = 0, *, linear: bool = False) -> None:

@@ -118,6 +118,12 @@ class MpiCommunicator(NativeCommunicator):
         else:
             self.mpi.Reduce(self._buffer(tensor), None, _OPS[op], root)
 
+    def _reduce_scatter(self, own: Tensor, tensor: Tensor, op: str) -> None:
+        if tensor.is_cuda or tensor.dtype in HALVES:
+            super()._reduce_scatter(own, tensor, op)
+        else:
+            self.mpi.Reduce_scatter_block(self._split_buffer(tensor, own.numel()), self._buffer(own), _OPS[op])
+
     def _broadcast(self, tensor: Tensor, root: int) -> None:
         staged = tensor.cpu() if tensor.is_cuda else tensor
         self.mpi.Bcast(self._buffer(staged), root)

@@ -96,6 +96,17 @@ class NativeCommunicator(Counters, ABC):
         self.linger("linear_reduce" if linear else "reduce", tensor.nbytes, self._with_first(root))
         self._leave()
 
+    def reduce_scatter_(self, own: Tensor, tensor: Tensor, op: str = "sum") -> None:
+        self._enter(tensor.nbytes)
+        if self.size > 1:
+            self._reduce_scatter(own, tensor, "sum" if op == "mean" else op)
+        else:
+            own.copy_(tensor)
+        if op == "mean" and self.size > 1:
+            divide_(own, self.size)
+        self.linger("reduce_scatter", tensor.nbytes)
+        self._leave()
+
     def broadcast_(self, tensor: Tensor, root: int = 0, *, linear: bool = False) -> None:
         sent = tensor.nbytes * (self.size - 1 if linear else 1)
         self._enter(sent if self.rank == root else 0, self.linear_calls if linear else 1)
@@ -246,6 +257,11 @@ class NativeCommunicator(Counters, ABC):
     def _start_allreduce(self, tensor: Tensor, op: str) -> Pending: ...
     @abstractmethod
     def _reduce(self, tensor: Tensor, root: int, op: str) -> None: ...
+    def _reduce_scatter(self, own: Tensor, tensor: Tensor, op: str) -> None:
+        """Reduce everything and keep a part, where an engine has nothing better."""
+        self._allreduce(tensor, op)
+        own.copy_(tensor.view(self.size, -1)[self.rank].view_as(own))
+
     @abstractmethod
     def _broadcast(self, tensor: Tensor, root: int) -> None: ...
     @abstractmethod

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -13,6 +14,7 @@ from scalebench.comm.native import NativeCommunicator
 from scalebench.comm.wire import concatenated, divide_
 from scalebench.system.clock import WallClock
 
+_REDUCE_SCATTER: Any = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor  # before torch 2.13
 _OPS = {"sum": dist.ReduceOp.SUM, "max": dist.ReduceOp.MAX, "min": dist.ReduceOp.MIN}
 
 
@@ -58,6 +60,9 @@ class TorchCommunicator(NativeCommunicator):
         # A reduce leaves partial sums on intermediate ranks, which therefore use a copy.
         target = tensor if self.rank == root else tensor.clone()
         dist.reduce(target, op=_OPS[op], group=self.group, group_dst=root)
+
+    def _reduce_scatter(self, own: Tensor, tensor: Tensor, op: str) -> None:
+        _REDUCE_SCATTER(own, tensor, _OPS[op], self.group)
 
     def _broadcast(self, tensor: Tensor, root: int) -> None:
         dist.broadcast(tensor, group=self.group, group_src=root)

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from scalebench.comm import engines
 from scalebench.errors import ModelError
 from scalebench.formatting import counted, roughly
-from scalebench.launch.planning import StudyPlan, parts_of
+from scalebench.launch.planning import StudyPlan, cuts_model
 from scalebench.launch.sweep import strategy_warnings
 from scalebench.launch.traffic import schedules_of
 from scalebench.models.registry import build_model
@@ -50,7 +50,7 @@ def look_at_model(plan: StudyPlan) -> list[str]:
     if study.init_weights is not None:
         load_weights(study.init_weights, parameters)
     without_gradient, notes = _tried(plan, model)
-    divided = any(parts_of(run) > 1 for run in plan.sweep.runs)
+    divided = any(cuts_model(run) for run in plan.sweep.runs)
     layers = require_cut(model, str(study.model), dataset.input_shape) if divided else None
     runs, cluster = plan.sweep.runs, plan.cluster
     strategy_warnings(study, runs, cluster, shapes=shapes, without_gradient=without_gradient, layers=layers)

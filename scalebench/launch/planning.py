@@ -24,6 +24,7 @@ from scalebench.models.pinning import pinned
 from scalebench.models.registry import check_model, model_notes
 from scalebench.native.job import server_ranks
 from scalebench.strategies import registry
+from scalebench.strategies.parts import with_default_batch
 from scalebench.study.heterogeneity import SlowLinks
 from scalebench.study.spec import Run, Study
 from scalebench.training.optimizers import check_optimizer
@@ -65,6 +66,12 @@ class Preparation:
 def parts_of(run: Run) -> int:
     """Return the number of workers of `run` that hold a replica."""
     return registry.create(run.strategy.name, run.strategy.options, run.engine).traits.mesh(run.workers).parts
+
+
+def cuts_model(run: Run) -> bool:
+    """Return True if the workers of `run` compute with a model layer by layer."""
+    traits = registry.create(run.strategy.name, run.strategy.options, run.engine).traits
+    return traits.mesh(run.workers).parts > 1 or (traits.sharded > 1 and run.workers > 1)
 
 
 def _micro_batches(run: Run) -> int:
@@ -136,7 +143,7 @@ def plan_study(study: Study, *, timed: bool = True) -> StudyPlan:
     Raises:
         UsageError: the study cannot run as it is; one line.
     """
-    study = pinned(study)
+    given, study = study, with_default_batch(pinned(study))
     cluster = load_cluster(study.cluster)
     there = study.model_copy(update={"virtual": study.virtual.with_defaults(cluster.uneven)})
     sweep = expand(there, cluster, timed=timed)
@@ -146,6 +153,12 @@ def plan_study(study: Study, *, timed: bool = True) -> StudyPlan:
     steps = {workers: plan.steps(0) for workers, plan in prepared.plans.items()}
     warnings = strategy_warnings(there, sweep.runs, cluster, steps=steps)
     prepared.notes += [warning for warning in warnings if warning not in sweep.notes]
+    if study.batch_global != given.batch_global:
+        prepared.notes.append(
+            f"a replica has several workers: batch_policy is global, {study.batch_global} samples in a step of all "
+            f"workers at every worker count ({given.batch_per_worker} a worker at {max(study.workers)}); state another "
+            "with --batch-global, or --batch-per-worker"
+        )
     trials = trials_of(there, sweep.runs)
     validation = Preparation()  # samples of the training part, held out for trials
     for workers in sorted({run.workers for run in trials}):

@@ -33,7 +33,7 @@ from scalebench.native.resources import (
     peak_memory,
     require_gpus_of_their_own,
 )
-from scalebench.native.waiting import Waits, by_epoch, waits
+from scalebench.native.waiting import Waits, bubbles, by_epoch, waits
 from scalebench.strategies import registry
 from scalebench.strategies.base import Strategy
 from scalebench.study.spec import Run
@@ -186,6 +186,9 @@ class Session:
         meters, busy = zip(*told, strict=True) if told else ((), ())
         waited = waits(event_logs, meters) if strategy.traits.split_is_measured and self.nodes == 1 else None
         _set_waiting(reports, waited, epochs)
+        if waited is not None:
+            for each, seconds in zip(reports, bubbles(event_logs), strict=True):
+                each.bubble_s = seconds
         self._save_weights(initial, verdict)
         found: list[Evaluation] = [item for share in evaluations for item in share]
         found.sort(key=lambda evaluation: (evaluation.epoch, evaluation.elapsed_s))
@@ -288,7 +291,10 @@ def _pace(run: Run) -> PacedStep | float:
     if run.device_step_time is not None:
         return run.device_step_time
     known = load_cluster(run.cluster).step_times_of(str(run.model), run.dtype)
-    batch = run.batch_per_worker if run.batch_per_worker is not None else (run.batch_global or 0) // run.workers
+    batch = run.batch_per_worker
+    if batch is None:
+        strategy = registry.create(run.strategy.name, run.strategy.options, run.engine)
+        batch = (run.batch_global or 0) // strategy.traits.mesh(run.workers).data
     if batch not in known:
         raise ClusterError(
             f"cluster {run.cluster}: no step time for {run.model} in {run.dtype} at batch {batch}; "

@@ -20,6 +20,7 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
+from scalebench.comm.base import BETWEEN_STAGES
 from scalebench.comm.counters import EventLog, Numbers, Served
 
 Moments = NDArray[np.float64]
@@ -43,6 +44,21 @@ def waits(event_logs: Sequence[EventLog], served: Sequence[Served] = ()) -> list
     except _InconsistentLogsError:
         return None
     return [_in_order(np.concatenate(each)) for each in found]
+
+
+def bubbles(event_logs: Sequence[EventLog]) -> list[float]:
+    """Seconds that each worker waited for other stages of its replica, by event logs whose `waits` are known."""
+    senders = {mail: event_log.sent[mail] for event_log in event_logs for mail in event_log.sent}
+    found = []
+    for event_log in event_logs:
+        seconds = 0.0
+        for mail, book in event_log.received.items():
+            if mail[3] == BETWEEN_STAGES:
+                sent, received = _table(senders[mail], 2), _table(book, 2)
+                waited = _waits(received[:, 0], received[:, 1], sent[:, 0])
+                seconds += float(np.diff(waited).sum())
+        found.append(seconds)
+    return found
 
 
 def by_epoch(waited: Waits, ends: Sequence[float]) -> list[float]:

@@ -98,6 +98,9 @@ class Costs:
     def reduce(self, nbytes: int, ranks: Sequence[int]) -> float:
         return self._own_or_alike(self.network.reduce, nbytes, ranks, "reduce")
 
+    def reduce_scatter(self, nbytes: int, ranks: Sequence[int]) -> float:
+        return self._own_or_alike(self.network.reduce_scatter, nbytes, ranks, "reduce-scatter")
+
     def broadcast(self, nbytes: int, ranks: Sequence[int]) -> float:
         return self._own_or_alike(self.network.broadcast, nbytes, ranks, "broadcast")
 

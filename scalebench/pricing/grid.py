@@ -6,6 +6,7 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+from scalebench.cluster.mesh import Mesh
 from scalebench.errors import UsageError
 from scalebench.pricing.overlap import hidden_s
 from scalebench.pricing.platform import binding
@@ -41,6 +42,7 @@ class Point:
     exposed_s: float
     hidden_s: float
     wait_s: float
+    bubble_s: float
     memory_bytes: int
     gains: dict[str, float]
     queued: bool
@@ -48,6 +50,13 @@ class Point:
     ends_s: tuple[float, ...]
     lacking: str = ""
     outside: tuple[str, ...] = ()
+    mesh: Mesh = field(default_factory=Mesh)
+    micro_batches: int = 1
+
+    @property
+    def batch_global(self) -> float:
+        """Samples in a step of all replicas, each of which takes `batch`."""
+        return self.batch * self.mesh.data
 
     @property
     def low_s(self) -> float:
@@ -131,7 +140,10 @@ def predict(predictor: Predictor, strategies: Sequence[Component], counts: Seque
         refused: dict[str, dict[int, str]] = {}  # by the reason without its numbers
         for workers in counts:
             try:
-                grid.points.append(_point(predictor, strategy, workers, alone))
+                base = alone
+                if predictor.mesh(strategy, workers).parts > 1:
+                    base = _alone_at(predictor, strategy, workers)
+                grid.points.append(_point(predictor, strategy, workers, base))
             except UsageError as error:
                 reason = str(error).partition(": ")[2] or str(error)
                 refused.setdefault(re.sub(r"\d[\d,]*", "", reason), {})[workers] = reason
@@ -141,9 +153,16 @@ def predict(predictor: Predictor, strategies: Sequence[Component], counts: Seque
     return grid
 
 
+def _alone_at(predictor: Predictor, strategy: Component, workers: int) -> float:
+    """Return the seconds of serial training at the global batch of replicas that have several workers."""
+    workload = predictor.workload
+    together = workload.batch if workload.in_all else workload.batch * predictor.mesh(strategy, workers).data
+    return float(predictor.times(SERIAL, 1, [Case(predictor.platform, together)]).time[0])
+
+
 def _point(predictor: Predictor, strategy: Component, workers: int, alone: float) -> Point:
     platform, workload = predictor.platform, predictor.workload
-    steps, batch = workload.batches(workers)
+    steps, batch = predictor.batches(strategy, workers)
     cases = [Case(platform, workload.batch)]
     components = predictor.components(strategy, platform)
     cases += [Case(platform.improved(name), workload.batch) for name in components]
@@ -169,6 +188,7 @@ def _point(predictor: Predictor, strategy: Component, workers: int, alone: float
         exposed_s=float(times.comm[0]),
         hidden_s=hidden_s(float(times.transfer[0]), float(times.comm[0] - times.wait[0]), train_s),
         wait_s=float(times.wait[0]),
+        bubble_s=float(times.bubble[0]),
         memory_bytes=memory_of(predictor, strategy, workers).total,
         gains=gains,
         queued=bool(times.queued[0]),
@@ -176,4 +196,6 @@ def _point(predictor: Predictor, strategy: Component, workers: int, alone: float
         ends_s=seconds_at_ends(times, first_end),
         lacking=lacking(predictor, strategy, workers),
         outside=outside(predictor, strategy, workers),
+        mesh=predictor.mesh(strategy, workers),
+        micro_batches=predictor.micro_batches(strategy, workers),
     )

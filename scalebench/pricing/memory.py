@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from scalebench.formatting import digits
 from scalebench.models.layers import ELEMENT_BYTES, LayerTable
-from scalebench.pricing.schedule import Schedule
+from scalebench.pricing.schedule import PartMemory, Schedule
 
 _GIB = 2**30
 
@@ -72,6 +72,8 @@ def worker_memory(
     for a model of as many parameters in `dtype`: what it holds beyond parameters, gradients and those vectors is the
     strategy's.
     """
+    if schedule is not None and schedule.part is not None:
+        return _of_part(layers, batch, dtype, optimizer_states, schedule.part, kept_in)
     vector = layers.parameters * ELEMENT_BYTES[dtype]
     held = schedule.memory_bytes - (2 + optimizer_states) * vector if schedule else 0
     return WorkerMemory(
@@ -82,4 +84,28 @@ def worker_memory(
         optimizer=optimizer_states * vector,
         strategy=max(0, held),
         activations=layers.activation_bytes(batch, kept_in or dtype),
+    )
+
+
+def _of_part(
+    layers: LayerTable, batch: int, dtype: str, optimizer_states: int, part: PartMemory, kept_in: str
+) -> WorkerMemory:
+    """Return the memory of a worker that holds a part of the model, or shards of it.
+
+    A stage keeps the activations of the micro-batches that are between its forward and its backward pass.
+    """
+    number, place = ELEMENT_BYTES[dtype], ""
+    activations = layers.activation_bytes(batch, kept_in or dtype)
+    if part.stage is not None:
+        assert part.kept is not None, "recorded by a layer table"
+        activations = round(part.samples * part.kept * ELEMENT_BYTES[kept_in or dtype])
+        place = f", stage {part.stage.stage} of {part.stage.stages}" if part.stage.stages > 1 else ""
+    return WorkerMemory(
+        model=f"{layers.name}{place}",
+        batch=batch,
+        parameters=part.parameters * number,
+        gradients=part.gradients * number,
+        optimizer=optimizer_states * part.updated * number,
+        strategy=part.updated * number,  # the initial weights
+        activations=activations,
     )

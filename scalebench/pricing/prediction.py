@@ -13,6 +13,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from scalebench.cluster.mesh import Mesh
 from scalebench.cluster.network import Network
 from scalebench.data.plan import BatchPlan
 from scalebench.errors import DataError, StudyError
@@ -30,6 +31,7 @@ from scalebench.pricing.program import Program, programs_of
 from scalebench.pricing.queues import Queue, Serving
 from scalebench.pricing.recording import record_each
 from scalebench.pricing.schedule import RankGroups, Schedule
+from scalebench.pricing.table_cut import TableCut
 from scalebench.strategies import registry
 from scalebench.strategies.base import Setting, Strategy
 from scalebench.study.spec import Component, Run
@@ -37,7 +39,7 @@ from scalebench.system.clock import Task
 
 Floats = NDArray[np.float64]
 _SAMPLED_RANKS = 16  # recorded where ranks differ by chance, as clients that are drawn
-_COLUMNS = 7  # of Times, without `queued`
+_COLUMNS = 8  # of Times, without `queued`
 _MOST_STEPS = 5_000_000  # of a program that is recorded whole: about a minute and 3 GB
 # Name of mixed precision -> dtype of parameters and gradients, dtype of products and activations.
 PRECISIONS = {"tf32": ("float32", "tf32"), "bf16-mixed": ("float32", "bfloat16")}
@@ -95,7 +97,8 @@ class Case(NamedTuple):
 class Times(NamedTuple):
     """Seconds of whole trainings, each (cases,): that of the last worker, of others the mean; see `price.Ledger`.
 
-    `other` are those of operations of the strategy; `queued` is True where a queue binds.
+    `other` are those of operations of the strategy, `bubble` those of waiting for other stages of the replica; `queued`
+    is True where a queue binds.
     """
 
     time: Floats
@@ -105,18 +108,22 @@ class Times(NamedTuple):
     comm: Floats
     wait: Floats
     transfer: Floats
+    bubble: Floats
     queued: NDArray[np.bool_]
 
 
 class Recorded(NamedTuple):
-    """The programs of the recorded workers in an excerpt, for each length of an epoch, and a schedule of one."""
+    """The programs of the recorded workers in an excerpt, for each length of an epoch, and their schedules of one."""
 
     excerpt: Excerpt
     programs: list[list[Program]]
     workers: int
-    recorded: int
     serving: Serving | None
-    schedule: Schedule
+    schedules: list[Schedule]
+
+    @property
+    def schedule(self) -> Schedule:
+        return self.schedules[0]
 
 
 class Predictor:
@@ -127,6 +134,7 @@ class Predictor:
         self._programs: dict[object, Recorded] = {}
         self._costs: dict[object, Costs] = {}
         self._strategies: dict[str, Strategy] = {}
+        self._cuts: dict[int, TableCut] = {}
         self._steps: dict[tuple[int, float], tuple[TimeModel, list[float]]] = {}
 
     @property
@@ -169,12 +177,12 @@ class Predictor:
         Raises:
             UsageError: the strategy, or the batch, does not suit this number of workers.
         """
-        shapes = [self.workload.batches(workers, case.batch) for case in cases]
+        shapes = [self.batches(strategy, workers, case.batch) for case in cases]
         columns, queued = np.empty((_COLUMNS, len(cases))), np.zeros(len(cases), dtype=bool)
         groups: dict[object, tuple[Recorded, list[int]]] = {}
-        of_steps = {steps: self._recorded(strategy, workers, steps) for steps in {steps for steps, _ in shapes}}
-        for place, (steps, _) in enumerate(shapes):
-            recorded = of_steps[steps]
+        of_shapes = {shape: self._recorded(strategy, workers, *shape) for shape in set(shapes)}
+        for place, shape in enumerate(shapes):
+            recorded = of_shapes[shape]
             groups.setdefault(id(recorded), (recorded, []))[1].append(place)
         for recorded, places in groups.values():
             chosen, sizes = [cases[place] for place in places], [shapes[place][1] for place in places]
@@ -186,12 +194,44 @@ class Predictor:
             columns[:, places] = recorded.excerpt.extrapolated([marks for marks, _ in walks], steps_of)
             queued[places] = np.any([bound for _, bound in walks], axis=0)
             columns[0, places] += self.workload.epochs * np.array([case.platform.epoch_s for case in chosen])
-        time, compute, data, other, comm, wait, transfer = columns
-        return Times(time, compute, data, other, comm, wait, transfer, queued)
+        time, compute, data, other, comm, wait, transfer, bubble = columns
+        return Times(time, compute, data, other, comm, wait, transfer, bubble, queued)
 
     def schedule(self, strategy: Component, workers: int) -> Schedule:
         """Return a schedule of the excerpt, which has the memory of the whole."""
-        return self._recorded(strategy, workers, self.workload.batches(workers)[0]).schedule
+        return self.schedules(strategy, workers)[0]
+
+    def schedules(self, strategy: Component, workers: int, batch: int | None = None) -> list[Schedule]:
+        """Return a schedule for each part of a replica, or one for whole replicas."""
+        return self._recorded(strategy, workers, *self.batches(strategy, workers, batch)).schedules
+
+    def mesh(self, strategy: Component, workers: int) -> Mesh:
+        """Return how the workers divide into replicas and parts of these.
+
+        Raises:
+            StudyError: they do not.
+        """
+        parts = self.strategy(strategy).traits
+        of_replica = parts.pipeline * parts.tensor
+        if workers > 1 and workers % of_replica:
+            raise StudyError(
+                f"strategy {strategy.name}: {of_replica} workers hold a replica, and {workers} are no multiple of "
+                f"{of_replica}; use other options, or other worker counts"
+            )
+        return parts.mesh(workers)
+
+    def batches(self, strategy: Component, workers: int, batch: int | None = None) -> tuple[int, float]:
+        """Return the steps of an epoch, and the mean samples of the batch of a replica.
+
+        Raises:
+            UsageError: the strategy, or the batch, does not suit this number of workers.
+        """
+        return self.workload.batches(self.mesh(strategy, workers).data, batch)
+
+    def micro_batches(self, strategy: Component, workers: int) -> int:
+        """Return the number of pieces into which a replica cuts its batch."""
+        traits = self.strategy(strategy).traits
+        return traits.micro_batches if traits.mesh(workers).parts > 1 else 1
 
     def link_between_nodes(self, component: Component) -> float:
         """Return bytes/s of a link between nodes: those fitted to the measured engine of a strategy, else stated."""
@@ -212,20 +252,26 @@ class Predictor:
 
     # --- recordings ---------------------------------------------------------------------------------------------
 
-    def _recorded(self, component: Component, workers: int, steps: int) -> Recorded:
+    def _recorded(self, component: Component, workers: int, steps: int, samples: float) -> Recorded:
         strategy = self.strategy(component)
         traits = strategy.traits
+        mesh = traits.mesh(workers)
         excerpt = excerpt_of(traits.stretches, self.workload.epochs, steps)
-        key = (str(component), workers, excerpt)
+        # Messages between parts are as large as the batch; others are not.
+        pieces = self.micro_batches(component, workers)
+        batch = max(pieces, round(samples)) if mesh.parts > 1 else 1
+        by_layer = workers > 1 and (mesh.parts > 1 or traits.sharded > 1)
+        cut = self._cut(samples / pieces) if by_layer else None
+        key = (str(component), workers, excerpt, batch)
         if key not in self._programs:
             per_node = self.platform.cluster.node.workers_per_node
-            if strategy.traits.mesh(workers).parts > 1:
-                raise StudyError(
-                    f"strategy {component.name}: workers that hold parts of a model are not predicted; run it with "
-                    "--execution modelled, which prices every step"
-                )
-            training = self._run(component, 1, 1)
-            strategy.check(Setting(training, workers, min(workers, per_node), steps, self._shapes))
+            asked = {"batch_per_worker": None, "batch_global": self.workload.batch}
+            if not self.workload.in_all:
+                asked = {"batch_per_worker": self.workload.batch if cut else 1, "batch_global": None}
+            training = self._run(component, 1, 1).model_copy(update=asked)
+            layers = len(cut.layers) if cut else None
+            setting = Setting(training, workers, min(workers, per_node), steps, self._shapes, layer_count=layers)
+            strategy.check(setting)
             if workers > 1 and not strategy.requires:
                 raise StudyError(f"strategy {component.name} at {workers} workers: it runs at one worker only")
             run = self._run(component, workers, excerpt.epochs)
@@ -239,13 +285,13 @@ class Predictor:
                     )
                 serving = Serving(traits.server_ranks(workers), traits.in_rounds)
             everyone = RankGroups.of_all(workers)
-            *shorter, longest = excerpt.plans(workers)
-            last = self._schedules(run, strategy, longest, everyone, whole=excerpt.whole)
+            *shorter, longest = excerpt.plans(mesh.data, batch)
+            last = self._schedules(run, strategy, longest, everyone, cut, whole=excerpt.whole)
             # The shorter one may have no group yet: as many workers are recorded as of the longer one.
-            schedules = [self._schedules(run, strategy, plan, everyone, len(last)) for plan in shorter]
+            schedules = [self._schedules(run, strategy, plan, everyone, cut, len(last)) for plan in shorter]
             schedules.append(last)
             programs = [programs_of(each) for each in schedules]
-            self._programs[key] = Recorded(excerpt, programs, workers, len(last), serving, schedules[0][0])
+            self._programs[key] = Recorded(excerpt, programs, workers, serving, schedules[0])
         return self._programs[key]
 
     def _schedules(
@@ -254,6 +300,7 @@ class Predictor:
         strategy: Strategy,
         plan: EvenPlan,
         everyone: RankGroups,
+        cut: TableCut | None = None,
         workers: int | None = None,
         *,
         whole: bool = False,
@@ -265,10 +312,12 @@ class Predictor:
         per_node = self.platform.cluster.node.workers_per_node
         if whole:
             _require_few_steps(strategy, sum(map(plan.steps, range(run.epochs))))
-        each = record_each(run, strategy, cast(BatchPlan, plan), self._model, per_node, everyone)
+        each = record_each(run, strategy, cast(BatchPlan, plan), self._model, per_node, everyone, cut=cut)
         first, count = next(each), 1
         if workers is not None:
             count = workers
+        elif (parts := strategy.traits.mesh(run.workers).parts) > 1:
+            count = parts  # one replica stands for all
         elif whole:
             count = run.workers if first.reads_rank else 1
             _require_few_steps(strategy, count * sum(map(plan.steps, range(run.epochs))))
@@ -310,9 +359,9 @@ class Predictor:
         overlapping = workers if recorded.schedule.overlaps else 0
         costs = [self._costs_on(case.platform, engine, overlapping) for case in cases]
         devices = [self._device(case.platform, workers) for case in cases]
-        seconds = [self._step_seconds(device, size) for device, size in zip(devices, sizes, strict=True)]
+        pieces = self.micro_batches(component, workers)
+        steps = np.array([self._seconds(device, size, pieces) for device, size in zip(devices, sizes, strict=True)]).T
         tasks = np.zeros((len(Task), len(cases)))
-        steps = np.array(seconds).T
         tasks[[Task.FORWARD, Task.BACKWARD, Task.UPDATE, Task.DATA]] = steps
         tasks[Task.SHUFFLE] = (
             self.workload.samples
@@ -344,6 +393,21 @@ class Predictor:
             measured_on = self.platform.cluster
             self._costs[key] = Costs(network, platform.engines, engine, tensors, measured_on, platform.cycle)
         return self._costs[key]
+
+    def _seconds(self, device: TimeModel, samples: float, pieces: int) -> list[float]:
+        """Return those of `_step_seconds`, with forward and backward passes of one of the pieces of a batch."""
+        whole = self._step_seconds(device, samples)
+        if pieces == 1:
+            return whole
+        return [*self._step_seconds(device, samples / pieces)[:2], *whole[2:]]
+
+    def _cut(self, samples: float) -> TableCut:
+        """Return the layers, between which a model can be cut, with shares of a step of so many samples."""
+        size = max(1, round(samples))
+        if size not in self._cuts:
+            times = self.platform.device.times(self.workload.layers, size)
+            self._cuts[size] = TableCut(self.workload.layers, times.forward, times.backward)
+        return self._cuts[size]
 
     def _step_seconds(self, device: TimeModel, samples: float) -> list[float]:
         """Return seconds of the forward pass, the backward pass, the update and the data, between batches linear."""
@@ -378,17 +442,18 @@ def _walked(programs: list[Program], recorded: Recorded, machines: EqualWorkers)
     if not recorded.schedule.is_lock_step:
         update = machines.tasks[Task.UPDATE]
         queue = Queue(machines.prices, programs, recorded.workers, update, recorded.serving)
-    ledgers = walk(programs, machines, recorded.recorded, queue)
+    ledgers = walk(programs, machines, len(recorded.schedules), queue)
     bound = queue.bound if queue is not None else np.zeros(len(machines.prices), dtype=bool)
     return _columns(ledgers), bound
 
 
 def _columns(ledgers: Sequence[TimeArrays]) -> Floats:
-    now, seconds, wait, transfer = (np.array(each) for each in zip(*(vars(it).values() for it in ledgers), strict=True))
+    fields = zip(*(vars(ledger).values() for ledger in ledgers), strict=True)
+    now, seconds, wait, transfer, bubble = (np.array(each) for each in fields)
     tasks = np.moveaxis(seconds.mean(axis=-1), 1, 0)
     compute = tasks[[Task.FORWARD, Task.BACKWARD, Task.UPDATE]].sum(axis=0)
     data = tasks[Task.DATA] + tasks[Task.SHUFFLE]
-    means = wait.mean(axis=-1), transfer.mean(axis=-1)
+    means = wait.mean(axis=-1), transfer.mean(axis=-1), bubble.mean(axis=-1)
     return np.stack([now.max(axis=-1), compute, data, tasks[Task.OTHER], tasks[Task.COMM], *means], axis=1)
 
 

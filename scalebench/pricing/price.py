@@ -14,11 +14,12 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from scalebench.comm.base import BETWEEN_STAGES
 from scalebench.errors import RunError, ScalebenchError
 from scalebench.pricing.charges import Charges, Floats, Machines
 from scalebench.pricing.collectives import Collectives, Meeting, expected_largest
 from scalebench.pricing.overlap import hidden_s
-from scalebench.pricing.program import Program, Step, programs_of
+from scalebench.pricing.program import Compute, Program, Step, programs_of
 from scalebench.pricing.queues import Queue
 from scalebench.pricing.schedule import Event, Ints, Schedule
 from scalebench.system.clock import Task
@@ -32,17 +33,19 @@ class NotLockStepError(ScalebenchError):
 class TimeArrays:
     """Seconds of each worker (machines, workers), or (tasks, machines, workers): its time, by task, and waiting.
 
-    `transfer` is the cost of its collectives, of which only `seconds[Task.COMM]` less `wait` is exposed.
+    `transfer` is the cost of its collectives, of which only `seconds[Task.COMM]` less `wait` is exposed; `bubble` is
+    the part of `wait` for other stages of its replica.
     """
 
     now: Floats
     seconds: Floats
     wait: Floats
     transfer: Floats
+    bubble: Floats
 
     @classmethod
     def empty(cls, *shape: int) -> TimeArrays:
-        return cls(np.zeros(shape), np.zeros((len(Task), *shape)), np.zeros(shape), np.zeros(shape))
+        return cls(np.zeros(shape), np.zeros((len(Task), *shape)), *np.zeros((3, *shape)))
 
     def of(self, worker: int) -> dict[str, float]:
         """Return the columns that the records have of one worker, on the only machine."""
@@ -53,6 +56,7 @@ class TimeArrays:
             "compute_s": seconds[Task.FORWARD] + seconds[Task.BACKWARD] + seconds[Task.UPDATE],
             "comm_s": seconds[Task.COMM],
             "wait_s": waited,
+            "bubble_s": float(self.bubble[..., worker].item()),
             "hidden_comm_s": hidden_s(transfer, seconds[Task.COMM] - waited, now),
             "data_s": seconds[Task.DATA] + seconds[Task.SHUFFLE],
             "other_s": seconds[Task.OTHER],
@@ -133,10 +137,11 @@ class _Walk:
         for number, compute, steps, together in program.epochs:
             seconds = self.machines.seconds(compute, ranks)
             stretches = np.add.reduceat(seconds, compute.starts, axis=0) if len(compute.starts) else seconds
+            varied = _steps_before(compute) if spread is not None else compute.shares
             if together and len(ranks) == self.workers and not self.machines.slowness:
-                self._all_together(steps, seconds, stretches)
+                self._all_together(steps, seconds, stretches, varied)
                 steps = []
-            for event, place, low, high, stretch, forwards, backward in steps:
+            for event, place, low, high, stretch, backward in steps:
                 self.progress += 1
                 if stretch >= 0:
                     if self.machines.slowness:
@@ -144,7 +149,7 @@ class _Walk:
                     else:
                         now[:, at] += stretches[stretch]
                     if spread is not None:
-                        self.variance[:, at] += (forwards * spread**2)[:, None]
+                        self.variance[:, at] += ((varied[high] - varied[low]) * spread**2)[:, None]
                 if event is None:
                     continue
                 if event.partition is not None:
@@ -179,7 +184,7 @@ class _Walk:
             if number is not None:
                 self._close_epoch(number, at)
 
-    def _all_together(self, steps: Sequence[Step], seconds: Floats, stretches: Floats) -> None:
+    def _all_together(self, steps: Sequence[Step], seconds: Floats, stretches: Floats, varied: Floats) -> None:
         """Advance all workers through an epoch whose collectives they leave together.
 
         With s the compute before a collective of cost c, it ends max(s) + c after the one before.
@@ -197,7 +202,7 @@ class _Walk:
             taken[0] += behind
             latest = taken.max(axis=2)
             if spread is not None:
-                variance = np.array([step.forwards for step in exchanges])[:, None] * spread**2
+                variance = np.array([varied[step.high] - varied[step.low] for step in exchanges])[:, None] * spread**2
                 variance[0] += self.variance.max(axis=1)
                 largest = [expected_largest(len(step.event.members)) for step in exchanges if step.event is not None]
                 latest = latest + np.sqrt(variance) * np.array(largest)[:, None]
@@ -208,7 +213,7 @@ class _Walk:
         if steps and steps[-1].event is None:
             ledger.now += stretches[steps[-1].stretch]
             if spread is not None:
-                self.variance += (steps[-1].forwards * spread**2)[:, None]
+                self.variance += ((varied[-1] - varied[steps[-1].low]) * spread**2)[:, None]
 
     def _slowly(self, seconds: Floats, ranks: Ints, at: Ints | slice) -> None:
         """Advance event by event, by `seconds` times the slowness at its beginning, which is kept in them."""
@@ -264,7 +269,15 @@ class _Walk:
         if event.name == "add":
             until = until + self.prices.each(lambda costs: costs.adding(event.amount), "add", event.amount)
         self._record(slice(rank, rank + 1), until[:, None], waited[:, None], cost[:, None])
+        if event.root == BETWEEN_STAGES:
+            self.ledger.bubble[:, rank] += waited
         return True
+
+
+def _steps_before(compute: Compute) -> Floats:
+    """Return the steps whose variance precedes each event: a forward pass stands for one, a part of it for less."""
+    varied = np.where(compute.tasks == Task.FORWARD, compute.shares**2, 0.0)
+    return np.concatenate(([0.0], np.cumsum(varied)))
 
 
 def _place_of(ranks: Ints) -> Ints | slice:

@@ -50,7 +50,6 @@ class Step(NamedTuple):
     low: int
     high: int
     stretch: int
-    forwards: int
     backward: int
 
 
@@ -144,7 +143,7 @@ class _Form(NamedTuple):
     order: Ints
     firsts: Ints
     starts: Ints
-    cuts: list[tuple[int, int, int, int, int]]
+    cuts: list[tuple[int, int, int, int]]
 
 
 @lru_cache(maxsize=4096)
@@ -155,18 +154,17 @@ def _form(tasks_bytes: bytes, exchanges: tuple[int, ...]) -> _Form:
     bounds = np.searchsorted(tasks[own][order], np.arange(len(Task) + 1)).tolist()
     places = {task: order[low:high] for task, (low, high) in zip(Task, pairwise(bounds), strict=True) if low < high}
     ends = np.append(np.searchsorted(own, exchanges), len(own)).astype(np.int64)  # of the compute before each
-    forwards = np.searchsorted(places.get(Task.FORWARD, own[:0]), ends)
     backwards = places.get(Task.BACKWARD, own[:0])
     latest = np.append(backwards, -1)[np.searchsorted(backwards, ends) - 1]
-    cuts: list[tuple[int, int, int, int, int]] = []
+    cuts: list[tuple[int, int, int, int]] = []
     starts: list[int] = []
-    low = passed = 0
-    for high, after, backward in zip(ends.tolist(), forwards.tolist(), latest.tolist(), strict=True):
+    low = 0
+    for high, backward in zip(ends.tolist(), latest.tolist(), strict=True):
         if len(cuts) < len(exchanges) or high > low:
-            cuts.append((low, high, len(starts) if high > low else -1, after - passed, backward))
+            cuts.append((low, high, len(starts) if high > low else -1, backward))
         if high > low:
             starts.append(low)
-        low, passed = high, after
+        low = high
     firsts = np.array([low for low, high in pairwise(bounds) if low < high], dtype=np.int64)
     return _Form(own, places, order, firsts, np.array(starts, dtype=np.int64), cuts)
 

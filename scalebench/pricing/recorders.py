@@ -150,6 +150,9 @@ class RecordingCommunicator:
         self._tally(1, 0 if linear and self.rank == root else tensor.nbytes)
         self._write("linear_reduce" if linear else "reduce", tensor.nbytes, root=root)
 
+    def reduce_scatter_(self, own: Tensor, tensor: Tensor, op: str = "sum") -> None:
+        self._collective("reduce_scatter", tensor.nbytes)
+
     def broadcast_(self, tensor: Tensor, root: int = 0, *, linear: bool = False) -> None:
         self._tally(1, tensor.nbytes * (self.size - 1 if linear else 1) if self.rank == root else 0)
         self._write("linear_broadcast" if linear else "broadcast", tensor.nbytes, root=root)

@@ -22,18 +22,20 @@ from scalebench.comm.base import Communicator, Server, ServerRule, SharedState
 from scalebench.data.dataset import Dataset
 from scalebench.data.plan import BatchPlan
 from scalebench.data.shard import equal_batches
-from scalebench.models.parts import Layer, layers_of
+from scalebench.models.parts import Layer, LayerFacts, facts_of, layers_of
 from scalebench.models.registry import build_model
 from scalebench.models.sharding import held_by
 from scalebench.pricing.recorders import RecordingClock, RecordingCommunicator, RecordingServer, RecordingShared
-from scalebench.pricing.schedule import Event, RankGroups, Schedule
-from scalebench.strategies.base import Batch, Strategy
+from scalebench.pricing.schedule import Event, PartMemory, RankGroups, Schedule
+from scalebench.pricing.table_cut import TableCut
+from scalebench.strategies.base import Batch, Strategy, UnitRule
 from scalebench.study.spec import Component, Run, Training
 from scalebench.system.clock import Clock, Task
 from scalebench.system.random_state import drawn_since, random_state, seeded, worker_seed
 from scalebench.training.loop import train
 from scalebench.training.meters import Meters
 from scalebench.training.optimizers import build_optimizer
+from scalebench.training.sharded import shard_length
 from scalebench.training.stage import Order, Stage, StageShapes, sizes_of
 
 _META_MODELS: dict[str, torch.nn.Module] = {}  # the last one, by its parts
@@ -74,10 +76,12 @@ def record_each(
     workers_per_node: int,
     everyone: RankGroups | None = None,
     input_shape: tuple[int, ...] = (),
+    cut: TableCut | None = None,
 ) -> Iterator[Schedule]:
     """Yield the schedules of `record`, each recorded when it is asked for.
 
-    Recordings of one strategy that are given `everyone` share its divisions into groups.
+    Recordings of one strategy that are given `everyone` share its divisions into groups. The layers of `model` are
+    those of `cut`, if it is given.
     """
     everyone = everyone or RankGroups.of_all(run.workers)
     # Recorded once for the workers that take the same batches, where their rank is not read.
@@ -92,13 +96,13 @@ def record_each(
         schedule = Schedule(rank)
         clock = RecordingClock(schedule)
         comm = RecordingCommunicator(clock, everyone, rank)
-        worker = RecordingWorker(run, plan, comm, clock, workers_per_node, model, mesh, input_shape)
+        worker = RecordingWorker(run, plan, comm, clock, workers_per_node, model, mesh, input_shape, cut)
         with seeded(worker_seed(run.seed, rank)):  # a user's strategy may draw from the global generators
             before = random_state()
             schedule.report = train(worker, strategy)
             if drawn_since(before):
                 schedule.reads_seed = schedule.reads_rank = True
-        schedule.memory_bytes = worker.memory_bytes
+        schedule.memory_bytes, schedule.part = worker.memory_bytes, worker.part
         yield schedule
         if not schedule.reads_rank:
             alike[batches] = schedule
@@ -129,8 +133,11 @@ class RecordingWorker:
         model: torch.nn.Module,
         mesh: Mesh | None = None,
         input_shape: tuple[int, ...] = (),
+        cut: TableCut | None = None,
     ) -> None:
         self.run, self.plan, self.clock = run, plan, clock
+        self._cut = cut  # of a layer table, which then stands for the layers of the model
+        self.kept: float | None = None  # elements of a sample kept for the backward pass, if a table says so
         self.mesh, self._input_shape = mesh or Mesh(comm.size), input_shape
         self.world = self.comm = self.replica = comm
         world_rank = comm.rank
@@ -140,6 +147,7 @@ class RecordingWorker:
         self._rank, self.size, self.epochs = self.comm.rank, self.comm.size, run.epochs
         self._workers_per_node = max(1, min(workers_per_node, comm.size) // parts)
         self.stage: Stage | None = None
+        self.sharded: RecordedUnits | None = None
         self._update_share = 1.0
         self._loss_is_elsewhere = False
         self.model: Any = model
@@ -201,12 +209,28 @@ class RecordingWorker:
 
     @property
     def memory_bytes(self) -> int:
-        """Bytes of parameters, gradients, initial weights, optimizer state and the tensors in `state`."""
+        """Bytes of parameters, gradients, initial weights, optimizer state and the tensors in `state`.
+
+        Of a divided model those of this worker's shards, and what it holds whole at the same time.
+        """
         held = [self._optimizer_state(), self._hosted, self.state]
         own = [self.parameters, self.gradients, self.parameters.clone(), *_tensors(held)]
+        if self.sharded is not None:
+            own += self.sharded.gathered()
         distinct = {id(tensor): tensor for tensor in own}.values()
         storages = {tensor.untyped_storage()._cdata: tensor.untyped_storage().nbytes() for tensor in distinct}
         return sum(storages.values())
+
+    @property
+    def part(self) -> PartMemory | None:
+        """What this worker keeps of a model that several hold, or of which it has shards; None for a whole one."""
+        held = self.parameters.numel()
+        if self.stage is not None:
+            return PartMemory(self.stage.facts, held, held, held, self.stage.most_samples, self.kept)
+        if self.sharded is not None:
+            parameters, gradients = self.sharded.numbers()
+            return PartMemory(None, held + parameters, held + gradients, held, 0, None)
+        return None
 
     def share(self, initial: Tensor, host: int = 0) -> SharedState:
         shared = RecordingShared(self.comm, self.clock, initial, host)  # type: ignore[arg-type]
@@ -240,15 +264,19 @@ class RecordingWorker:
 
     @property
     def layers(self) -> int:
-        return len(_layers_of(self.model, str(self.run.model)))
+        return len(self._facts)
 
     def take(self, sizes: Sequence[int], order: Order, micro_batches: int) -> None:
         mesh, replica, tensor = self.mesh, self.replica, self.mesh.tensor
-        whole, sample = self.parameters.numel(), torch.empty(2, *self._input_shape, dtype=self.dtype, device="meta")
-        layers = _layers_of(self.model, str(self.run.model))
-        held = held_by(layers, sizes, mesh, replica.rank, str(self.run.model))
-        facts, segments = sizes_of(layers, held, sizes, mesh, replica.rank, sample)
-        numbers = _trainable_numbers(held.model)
+        whole = self.parameters.numel()
+        if self._cut is not None:
+            facts, segments, numbers, self.kept = self._cut.held(sizes, mesh, replica.rank)
+        else:
+            sample = torch.empty(2, *self._input_shape, dtype=self.dtype, device="meta")
+            layers = _layers_of(self.model, str(self.run.model))
+            held = held_by(layers, sizes, mesh, replica.rank, str(self.run.model))
+            facts, segments = sizes_of(layers, held, sizes, mesh, replica.rank, sample)
+            numbers = _trainable_numbers(held.model)
         self.parameters = torch.empty(numbers, dtype=self.dtype, device="meta")
         self.gradients = self.parameters.clone()
         sharing = replica.split(lambda rank: rank // tensor) if tensor > 1 else replica
@@ -256,10 +284,27 @@ class RecordingWorker:
         self.stage = Stage(facts, order, micro_batches, replica, mesh, compute)
         self._update_share = numbers / whole
 
+    def divide(self, rule: UnitRule) -> None:
+        whole = self.parameters.numel()
+        facts = self._facts if rule.by_layer else [LayerFacts("", whole, (), 1.0, 1.0)]
+        self.sharded = RecordedUnits(facts, rule, self.size, self.parameters)
+        self.parameters, self.gradients = self.sharded.shards()
+        self._update_share = self.parameters.numel() / whole
+
+    @cached_property
+    def _facts(self) -> list[LayerFacts]:
+        if self._cut is not None:
+            return self._cut.facts
+        sample = torch.empty(2, *self._input_shape, dtype=self.dtype, device="meta")
+        return facts_of(_layers_of(self.model, str(self.run.model)), sample)
+
     def is_finite(self) -> bool:
         return True
 
     def gradient(self, batch: Batch, weight: float = 1.0, *, add: bool = False) -> None:
+        if self.sharded is not None:
+            self.sharded.step(batch.x.shape[0], self.clock)
+            return
         if self.stage is not None:
             self.stage.step(batch, weight, self.clock)
             self._loss_is_elsewhere = self.mesh.pipeline > 1
@@ -322,6 +367,76 @@ class RecordingWorker:
 
     def snapshot(self, epoch: int, vector: Tensor) -> None:
         """Keep nothing: there is nothing to evaluate."""
+
+
+class RecordedUnit:
+    """Implements `strategies.base.Unit` without values."""
+
+    def __init__(self, numbers: int, workers: int, like: Tensor, *, is_last: bool) -> None:
+        length = shard_length(numbers, workers)
+        self.is_last = is_last
+        self.own = like.new_empty(length)
+        self.own_gradients = self.own.clone()
+        self.whole = like.new_empty(length * workers)
+        self.gradients = self.whole.clone()
+        self.holds, self.holds_gradients = True, True  # after a step
+
+    def fill(self, shards: Sequence[Tensor]) -> None:
+        self.holds = True
+
+    def release(self) -> None:
+        self.holds = False
+
+    def release_gradients(self) -> None:
+        self.holds_gradients = False
+
+
+class RecordedUnits:
+    """The units of a model, of which a worker keeps shards, and the exchanges of a step."""
+
+    def __init__(self, facts: Sequence[LayerFacts], rule: UnitRule, workers: int, like: Tensor) -> None:
+        self._rule, last = rule, len(facts) - 1
+        self._units = [
+            RecordedUnit(each.parameters, workers, like, is_last=place == last) for place, each in enumerate(facts)
+        ]
+        forward, backward = sum(each.forward for each in facts), sum(each.backward for each in facts)
+        self._works = [(each.forward / forward, each.backward / backward) for each in facts]
+
+    def shards(self) -> tuple[Tensor, Tensor]:
+        """Return vectors as long as the shards of the parameters, and of their gradients."""
+        own = self._units[0].own.new_empty(sum(unit.own.numel() for unit in self._units))
+        return own, own.clone()
+
+    def step(self, samples: int, clock: Clock) -> None:
+        rule = self._rule
+        for unit, (work, _) in zip(self._units, self._works, strict=True):
+            rule.before_forward(unit)
+            clock.did(Task.FORWARD, samples, work)
+            rule.after_forward(unit)
+        for unit, (_, work) in zip(reversed(self._units), reversed(self._works), strict=True):
+            rule.before_backward(unit)
+            clock.did(Task.BACKWARD, samples, work)
+            rule.after_backward(unit)
+
+    def gathered(self) -> list[Tensor]:
+        """Return what a worker holds whole at the same time, beside its shards."""
+        return [*self._parameters(), *self._gradients()]
+
+    def numbers(self) -> tuple[int, int]:
+        """Return how many parameters, and gradients, these are."""
+        return sum(map(Tensor.numel, self._parameters())), sum(map(Tensor.numel, self._gradients()))
+
+    def _parameters(self) -> list[Tensor]:
+        return _held_at_once([(unit.whole, unit.holds) for unit in self._units])
+
+    def _gradients(self) -> list[Tensor]:
+        return _held_at_once([(unit.gradients, unit.holds_gradients) for unit in self._units])
+
+
+def _held_at_once(vectors: Sequence[tuple[Tensor, bool]]) -> list[Tensor]:
+    """Return the vectors that stay, and the largest of those that are given up between their uses."""
+    passing = [vector for vector, stays in vectors if not stays]
+    return [vector for vector, stays in vectors if stays] + sorted(passing, key=Tensor.numel)[-1:]
 
 
 def _state_after_step(optimizer: Component) -> dict[str, Tensor]:

@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 
 from scalebench.comm.base import Overlap
 from scalebench.training.outcome import WorkerReport
+from scalebench.training.stage import StageFacts
 
 Ints = NDArray[np.int64]
 _TIMED = frozenset({"access", "request", "alltoallv"})  # their order, or their size, depends on time
@@ -92,6 +93,20 @@ class Event(NamedTuple):
     share: float = 1.0  # of the model's work in a task of compute
 
 
+class PartMemory(NamedTuple):
+    """Numbers that a worker keeps of a model that it does not hold whole.
+
+    `samples` are those whose activations a stage keeps at the same time, `kept` the elements of one of them.
+    """
+
+    stage: StageFacts | None  # None: shards of all layers
+    parameters: int
+    gradients: int
+    updated: int  # of which the optimizer keeps its vectors
+    samples: int
+    kept: float | None
+
+
 @dataclass
 class Schedule:
     """Everything that worker `rank` does in a training."""
@@ -103,6 +118,7 @@ class Schedule:
     reads_seed: bool = False  # its events depend on the seed
     reads_placement: bool = False  # its groups depend on the workers of a node
     reads_rank: bool = False  # what it does, or counts, depends on which worker it is
+    part: PartMemory | None = None  # of the model, which others hold parts of
     memory_bytes: int = 0  # parameters, gradients, optimizer state and the strategy's own tensors
 
     @cached_property

@@ -63,7 +63,8 @@ def uncertainty_of(
 ) -> Uncertainty:
     """Return how uncertain a training by `strategy` among `workers` is, on the platform or on a changed one."""
     platform = changed or predictor.platform
-    _, samples = predictor.workload.batches(workers, batch)
+    _, samples = predictor.batches(strategy, workers, batch)
+    samples /= predictor.micro_batches(strategy, workers)
     step = platform.device.under(min(workers, platform.cluster.node.workers_per_node)).error(samples)
     engine = predictor.strategy(strategy).engines[0]
     entries = [entry for entry in platform.engines.entries if entry.engine == engine]

@@ -11,13 +11,16 @@ _FEW_STEPS = 8
 
 
 def memory_of(predictor: Predictor, strategy: Component, workers: int, batch: int | None = None) -> WorkerMemory:
-    """Return the memory of a worker at the workload's batch, or at another one."""
+    """Return the memory of a worker at the workload's batch, or at another one; that of the part with most."""
     workload = predictor.workload
-    _, samples = workload.batches(workers, batch)
+    _, samples = predictor.batches(strategy, workers, batch)
     states = optimizer_states(workload.optimizer)
-    schedule = predictor.schedule(strategy, workers)
-    samples_held = max(1, round(samples))
-    return worker_memory(workload.layers, samples_held, workload.dtype, states, schedule, workload.products)
+    size = max(1, round(samples))
+    of_parts = [
+        worker_memory(workload.layers, size, workload.dtype, states, schedule, workload.products)
+        for schedule in predictor.schedules(strategy, workers, batch)
+    ]
+    return max(of_parts, key=lambda memory: memory.total)
 
 
 def lacking(predictor: Predictor, strategy: Component, workers: int, batch: int | None = None) -> str:
@@ -30,7 +33,8 @@ def lacking(predictor: Predictor, strategy: Component, workers: int, batch: int 
 def outside(predictor: Predictor, strategy: Component, workers: int, batch: int | None = None) -> tuple[str, ...]:
     """Return where a training lies outside the range of its inputs."""
     platform, node = predictor.platform, predictor.platform.cluster.node
-    steps, samples = predictor.workload.batches(workers, batch)
+    steps, samples = predictor.batches(strategy, workers, batch)
+    samples /= predictor.micro_batches(strategy, workers)
     program, found = predictor.strategy(strategy), []
     if workers > (room := platform.cluster.nodes * node.workers_per_node):
         found.append(f"beyond the {room:,} workers of {platform.cluster.name}")

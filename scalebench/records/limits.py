@@ -23,7 +23,7 @@ LARGEST, LARGEST_WHOLE, LARGEST_SEED = 1e150, 2**53, 2**63 - 1
 METRICS = ("chance_metric", "final_metric", "final_train_metric", "best_metric", "test_metric")
 # Part -> whole. Parts are means over workers of consecutive times, train_s is that of the slowest worker.
 WITHIN = {
-    **dict.fromkeys(("time_to_target_s", "compute_s", "comm_s", "wait_s", "data_s", "other_s"), "train_s"),
+    **dict.fromkeys(("time_to_target_s", "compute_s", "comm_s", "wait_s", "bubble_s", "data_s", "other_s"), "train_s"),
     "epochs_to_target": "epochs",
 }
 ROUNDING = 1e-6  # relative excess of a part over its whole that rounding may cause

@@ -54,6 +54,8 @@ def rows_of(
         "started_utc": started_utc,
     }
     parts = _parts(workers, train_s) | _reached(run, evaluations)
+    if strategy.traits.mesh(run.workers).pipeline > 1:
+        parts["bubble_s"] = _bubble(workers, train_s)
     row = RunRow(
         **(_equally_named(run, facts, strategy) | _synchronisation(strategy, run) | measured | parts | provenance)
     )
@@ -67,9 +69,17 @@ def _equally_named(run: Run, facts: RunFacts, strategy: Strategy) -> dict[str, A
         name: known.get(name, getattr(run, name, None)) for name in RunRow.model_fields if name != "schema_version"
     }
     values |= {name: str(value) for name, value in values.items() if isinstance(value, Component)}
+    traits = strategy.traits
+    mesh = traits.mesh(run.workers)
     if values["batch_global"] is None and values["batch_per_worker"]:
-        values["batch_global"] = values["batch_per_worker"] * strategy.traits.mesh(run.workers).data
-    return values | {"tuned": run.tuned or None}
+        values["batch_global"] = values["batch_per_worker"] * mesh.data
+    division = {
+        "data_parallel": mesh.data,
+        "pipeline_parallel": mesh.pipeline,
+        "tensor_parallel": mesh.tensor,
+        "micro_batches": traits.micro_batches if mesh.parts > 1 else 1,
+    }
+    return values | division | {"tuned": run.tuned or None}
 
 
 def _synchronisation(strategy: Strategy, run: Run) -> dict[str, Any]:
@@ -90,6 +100,14 @@ def _parts(workers: list[WorkerReport], train_s: float | None) -> dict[str, floa
         "data_s": _mean(worker.data_s for worker in workers),
         "other_s": _mean(worker.other_s for worker in workers),
     }
+
+
+def _bubble(workers: list[WorkerReport], train_s: float | None) -> float | None:
+    """Mean time of a stage without work; idle time after its last micro-batch belongs to it."""
+    waited = _mean(worker.bubble_s for worker in workers)
+    if train_s is None or waited is None:
+        return None
+    return waited + fmean(train_s - worker.train_s for worker in workers)
 
 
 def _hours(train_s: float | None, held: int | None) -> float | None:

@@ -93,11 +93,15 @@ class RunRow(_Row):
     partition: Annotated[str, Doc("distribution of samples over workers: iid, dirichlet, by order")]
     shuffle: Annotated[str, Doc("permutation between epochs: none, in_block, rotate_blocks, pairwise, global")]
 
-    workers: Annotated[int, Doc("replicas")]
+    workers: Annotated[int, Doc("workers: replicas of the model, or parts of replicas")]
+    data_parallel: Annotated[int | None, Doc("replicas: workers / (pipeline_parallel x tensor_parallel)")] = None
+    pipeline_parallel: Annotated[int | None, Doc("stages of a replica, each of consecutive layers")] = None
+    tensor_parallel: Annotated[int | None, Doc("workers that share the layers of a stage")] = None
+    micro_batches: Annotated[int | None, Doc("pieces into which a replica cuts its batch")] = None
     nodes: Annotated[int | None, Doc("nodes of the workers")] = None
-    workers_per_node: Annotated[int | None, Doc("replicas on the fullest node")] = None
-    threads_per_worker: Annotated[int | None, Doc("compute threads of one replica")] = None
-    device: Annotated[str | None, Doc("device of one replica")] = None
+    workers_per_node: Annotated[int | None, Doc("workers on the fullest node")] = None
+    threads_per_worker: Annotated[int | None, Doc("compute threads of one worker")] = None
+    device: Annotated[str | None, Doc("device of one worker")] = None
     scaling: Annotated[
         Literal["strong", "weak"], Doc("strong: samples per epoch fixed; weak: samples per worker fixed")
     ]
@@ -145,6 +149,10 @@ class RunRow(_Row):
     wait_s: Annotated[
         float | None,
         Doc("part of comm_s spent waiting for others (see below), mean; real runs: on one node only", "s"),
+    ] = None
+    bubble_s: Annotated[
+        float | None,
+        Doc("part of wait_s for other stages of the replica (see below), mean; empty without stages", "s"),
     ] = None
     straggler_factor: Annotated[
         float | None,

@@ -13,6 +13,7 @@ from scalebench.models.pinning import PINS, STRATEGIES, pinned
 from scalebench.records.attempts import Attempts
 from scalebench.records.folder import RUNS, STUDY
 from scalebench.records.provenance import redact
+from scalebench.strategies.parts import with_default_batch
 from scalebench.study.load import dump_study, load_study
 from scalebench.study.spec import Study
 from scalebench.system.atomic_write import write_atomic
@@ -97,7 +98,7 @@ def with_a_folder_of_its_own(output: Path, study: Study) -> Study:
     files are those of now, whatever `study` states.
     """
     study = study.model_copy(update={**dict.fromkeys((_DATA, *PINS)), STRATEGIES: {}})
-    study = with_checksum(pinned(study))
+    study = with_checksum(pinned(with_default_batch(study)))
     for number in count(1):
         named = study if number == 1 else study.model_copy(update={"name": f"{study.name[:_LONGEST]}-{number}"})
         if not changes(output / named.name, named):

@@ -45,6 +45,35 @@ class Move(NamedTuple):
     micro_batch: int
 
 
+class Unit(Protocol):
+    """Consecutive layers of a model, of which a worker keeps a shard (`Worker.divide`)."""
+
+    is_last: bool  # of the model
+    own: Tensor  # (n,) this worker's shard of the parameters
+    own_gradients: Tensor  # (n,) and of their gradients
+    gradients: Tensor  # (K n,) of the whole unit, after its backward pass
+
+    def fill(self, shards: Sequence[Tensor]) -> None:
+        """Set the unit's parameters to the shards of all workers."""
+
+    def release(self) -> None:
+        """Give up the memory of the unit's parameters until `fill`."""
+
+    def release_gradients(self) -> None:
+        """Give up the memory of the unit's gradients until its next backward pass."""
+
+
+class UnitRule(Protocol):
+    """What a worker does around the forward and backward pass of each unit, outside them."""
+
+    by_layer: bool  # a unit is a layer; else the whole model
+
+    def before_forward(self, unit: Unit) -> None: ...
+    def after_forward(self, unit: Unit) -> None: ...
+    def before_backward(self, unit: Unit) -> None: ...
+    def after_backward(self, unit: Unit) -> None: ...
+
+
 class Worker(Protocol):
     """One replica: its model, optimizer, shard of the data, communicator and clock.
 
@@ -145,6 +174,12 @@ class Worker(Protocol):
         `gradients` and `optimizer` are those of the stage, and `gradient` takes part in the step of the replica.
         """
 
+    def divide(self, rule: UnitRule) -> None:
+        """Keep shards of the units of the model only; `rule` exchanges what `gradient` computes with. Collective.
+
+        From now on `parameters`, `gradients` and `optimizer` are those of this worker's shards.
+        """
+
     forward: Callable[[Tensor], Tensor]  # the model, or a wrapper of it (the real DDP)
 
     def use_optimizer(self, wrap: Any) -> None:
@@ -192,6 +227,7 @@ class Setting:
     shapes: Sequence[tuple[int, ...]] | None = None  # of the model's parameters; None until it is built
     without_gradient: Sequence[str] = ()  # names of parameters that get none in some step
     layers: Sequence[Layer] | None = None  # into which the model can be cut; None until it is built
+    layer_count: int | None = None  # their number, where it alone is known
 
 
 class Strategy(Choice):

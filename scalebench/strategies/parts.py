@@ -9,10 +9,11 @@ from typing import TYPE_CHECKING, ClassVar
 from scalebench.cluster.mesh import Mesh
 from scalebench.comm.base import Capability
 from scalebench.errors import StudyError
+from scalebench.strategies import registry
 from scalebench.strategies.allreduce import Allreduce
 from scalebench.strategies.base import Batch, Move, Setting, Strategy, Synchronisation, Worker
 from scalebench.strategies.traits import Traits
-from scalebench.study.spec import BY_LAYER
+from scalebench.study.spec import BY_LAYER, Study
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -34,6 +35,21 @@ def with_forwards_ahead(ahead: int, micro_batches: int) -> Iterator[Move]:
         yield Move(forward=False, micro_batch=place)
         if ahead + place < micro_batches:
             yield Move(forward=True, micro_batch=ahead + place)
+
+
+def with_default_batch(study: Study) -> Study:
+    """Return `study` with a global batch if it states none and has replicas of several workers.
+
+    Speedups compare runs at one global batch, and such a replica takes that of as many workers. It is the default batch
+    of a worker, for each of the most workers.
+    """
+    stated = study.model_fields_set & {"batch_per_worker", "batch_global"}
+    strategies = (registry.create(each.name, each.options) for each in study.strategies)
+    if stated or not any(isinstance(strategy, PartsOfModel) for strategy in strategies):
+        return study
+    assert study.batch_per_worker is not None
+    batch = study.batch_per_worker * max(study.workers)
+    return study.model_copy(update={"batch_per_worker": None, "batch_global": batch})
 
 
 class PartsOfModel(Strategy):
@@ -135,9 +151,13 @@ class PartsOfModel(Strategy):
             )
         if setting.layers is not None:
             self.require_layers(setting.layers, mesh)
+        elif setting.layer_count is not None:
+            self.require_count(setting.layer_count, mesh)
+        if setting.training.batch_per_worker is None:
+            return []
         return [
             f"{mesh.parts} workers hold a replica, which takes the batches of one worker: the base of its speedup is "
-            f"serial at a global batch of {batch * mesh.data}"
+            f"serial at a global batch of {batch * mesh.data}; state batch_global, which all worker counts then share"
         ]
 
     def require_layers(self, layers: Sequence[Layer], mesh: Mesh) -> None:
@@ -147,7 +167,18 @@ class PartsOfModel(Strategy):
             StudyError: there are fewer than stages, or others than were stated.
             ModelError: one cannot be divided among the workers of a stage.
         """
-        count = len(layers)
+        sizes = self.require_count(len(layers), mesh)
+        from scalebench.models.sharding import held_by
+
+        for part in range(0, mesh.parts, mesh.tensor):
+            held_by(layers, sizes, mesh, part, "of the study")
+
+    def require_count(self, count: int, mesh: Mesh) -> Sequence[int]:
+        """Return the number of layers on each stage, of `count`.
+
+        Raises:
+            StudyError: there are fewer than stages, or others than were stated.
+        """
         if count < mesh.pipeline:
             raise StudyError(
                 f"strategy {self.name}: {mesh.pipeline} stages for a model of {count} layers with parameters; use at "
@@ -159,7 +190,4 @@ class PartsOfModel(Strategy):
                 f"strategy {self.name}: option 'balance': {list(sizes)} places {sum(sizes)} layers, and the model has "
                 f"{count} with parameters; the numbers have to add up to these"
             )
-        from scalebench.models.sharding import held_by
-
-        for part in range(0, mesh.parts, mesh.tensor):
-            held_by(layers, sizes, mesh, part, "of the study")
+        return sizes

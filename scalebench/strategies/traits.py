@@ -50,6 +50,7 @@ class Traits:
     pipeline: int = 1  # stages of a replica
     tensor: int = 1  # workers that share the layers of a stage
     micro_batches: int = 1  # into which a replica's batch is cut
+    sharded: int = 0  # 1: workers keep shards of the optimizer's state, 2: of gradients too, 3: of parameters too
     shards: int = 1  # ranks over which the server's weights are spread, at most one a worker
     in_rounds: bool | None = None  # the server answers when the pushes of all have come, or at once
     interval_option: str | None = None  # the option that is the interval between synchronisations

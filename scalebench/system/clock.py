@@ -33,10 +33,11 @@ class Task(IntEnum):
 
 @dataclass
 class Ledger:
-    """Seconds per task; `wait` is the part of `COMM` spent waiting for others."""
+    """Seconds per task; `wait` is the part of `COMM` spent waiting for others, `bubble` that for other stages."""
 
     seconds: list[float] = field(default_factory=lambda: [0.0] * len(Task))
     wait: float = 0.0
+    bubble: float = 0.0
 
     @property
     def data_s(self) -> float:
@@ -59,7 +60,7 @@ class Ledger:
         return sum(self.seconds)
 
     def copy(self) -> Ledger:
-        return Ledger(list(self.seconds), self.wait)
+        return Ledger(list(self.seconds), self.wait, self.bubble)
 
 
 class Clock(Protocol):

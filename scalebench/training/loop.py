@@ -139,7 +139,7 @@ def evaluate(replica: Replica, strategy: Strategy, dataset: Dataset) -> Evaluati
         if vector is not None:
             test = test or _on_device(replica, dataset.x_test, dataset.y_test)
             if model is replica.model:
-                replica.parameters.copy_(vector)
+                replica.load(vector)
             metric = evaluate_model(model, *test, replica.task)
             evaluation = Evaluation(snapshot.epoch, snapshot.elapsed_s, metric)
             if last:

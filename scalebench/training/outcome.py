@@ -66,6 +66,7 @@ class WorkerReport:
     epochs: list[EpochReport]
     samples: int = 0  # of its shard
     hidden_comm_s: float | None = None  # of a simulated run
+    bubble_s: float | None = None  # waiting for other stages of the replica
     collective_calls: int | None = None  # of the engine, for its synchronisations
     paced_overrun: float | None = None
     peak_rss_mib: float | None = None

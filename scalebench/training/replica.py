@@ -25,7 +25,7 @@ from scalebench.models.parts import Layer, layers_of
 from scalebench.models.pinning import require_unchanged
 from scalebench.models.registry import build_model
 from scalebench.models.sharding import held_by
-from scalebench.strategies.base import Batch
+from scalebench.strategies.base import Batch, UnitRule
 from scalebench.strategies.replica_state import floating_buffers
 from scalebench.study.spec import BY_LAYER, Run
 from scalebench.system.clock import Clock, Task
@@ -34,6 +34,7 @@ from scalebench.training.initial_weights import load_weights
 from scalebench.training.meters import Meters
 from scalebench.training.optimizers import FlatSgd, build_optimizer, check_optimizer, learning_rate
 from scalebench.training.parts import Assembly
+from scalebench.training.sharded import ShardedModel
 from scalebench.training.stage import Order, Stage, StageArithmetic, run_backward, sizes_of
 
 _CUT_AT_ONCE = 32  # batches
@@ -98,6 +99,7 @@ class Replica:
         self.loss = loss_for(dataset.task)
         self.stage: Stage | None = None  # that this worker holds; None for the whole model
         self.assembly: Assembly | None = None
+        self.sharded: ShardedModel | None = None  # of which this worker keeps shards; None for whole parameters
         self._update_share = 1.0
         self._loss_is_elsewhere = False
         self._lr, self._lr_is_constant = run.lr, run.lr_policy == "constant"
@@ -117,14 +119,19 @@ class Replica:
         options = check_optimizer(run.optimizer).model_dump()
         velocities = int(run.optimizer.name == "sgd" and options["momentum"] > 0)
         self.parameters, self.gradients, velocity = side_by_side(model, velocities, memory)
+        self._optimise(velocity if velocities else None)
+
+    def _optimise(self, velocity: Tensor | None = None) -> None:
+        """Set the optimizer of `parameters` and `gradients`, with memory for the velocity of SGD if it is given."""
+        run = self.run
         self.initial = self.parameters.clone()
-        self._initial_buffers = [buffer.clone() for buffer in model.buffers()]
+        self._initial_buffers = [buffer.clone() for buffer in self.model.buffers()]
         self._flat_parameter = torch.nn.Parameter(self.parameters)
         self._flat_parameter.grad = self.gradients
         by_layer = run.optimizer.name in BY_LAYER
-        stepped = list(model.parameters()) if by_layer else [self._flat_parameter]
+        stepped = list(self.model.parameters()) if by_layer else [self._flat_parameter]
         self.optimizer = build_optimizer(run.optimizer, stepped, run.lr, flat=not by_layer)
-        if isinstance(self.optimizer, FlatSgd) and velocities:
+        if isinstance(self.optimizer, FlatSgd) and velocity is not None:
             self.optimizer.room = velocity
 
     def _begin(self) -> None:
@@ -207,6 +214,14 @@ class Replica:
         self.stage = Stage(facts, order, micro_batches, replica, mesh, compute)
         self._update_share = self.parameters.numel() / whole
 
+    def divide(self, rule: UnitRule) -> None:
+        whole = self.parameters.numel()
+        layers = self._layers if rule.by_layer else None
+        self.sharded = ShardedModel(self.model, layers, rule, self.rank, self.size, self._sample(), self.loss)
+        self.parameters, self.gradients = self.sharded.parameters, self.sharded.gradients
+        self._optimise()
+        self._update_share = self.parameters.numel() / whole
+
     def _built(self) -> torch.nn.Module:
         return build_model(*self._model_of).to(self.device)
 
@@ -236,6 +251,10 @@ class Replica:
 
     def gradient(self, batch: Batch, weight: float = 1.0, *, add: bool = False) -> None:
         samples = batch.x.shape[0]
+        if self.sharded is not None:
+            loss = self.sharded.step(batch.x, batch.y, weight, lambda: self.batch_loss(batch), self.clock)
+            self.computed(loss, samples)
+            return
         if not add:
             self.gradients.zero_()
         if self.stage is not None:
@@ -372,10 +391,11 @@ class Replica:
     def is_finite(self) -> bool:
         """Return True if all weights of the model are finite, of which others may hold parts. Collective then."""
         finite = is_finite(self.parameters)
-        if self.assembly is None:
+        if self.assembly is None and self.sharded is None:
             return finite
         flag = self.parameters.new_full((1,), float(finite))
-        self.replica.allreduce_(flag, "min")
+        holders = self.comm if self.assembly is None else self.replica
+        holders.allreduce_(flag, "min")
         return bool(flag)
 
     def _mean_loss(self) -> float | None:
@@ -392,10 +412,24 @@ class Replica:
         return every > 0 and (epoch + 1) % every == 0 and not self.is_last(epoch)
 
     def keep(self, epoch: int, elapsed_s: float, agreed: bool) -> None:
-        """Store a snapshot of the model; replicas in agreement need only the copy of worker 0."""
+        """Store a snapshot of the model; replicas in agreement need only the copy of worker 0.
+
+        Collective where workers keep shards.
+        """
         stored = not agreed or self.rank == 0
-        vector = self.parameters.detach().clone() if stored else None
+        if self.sharded is not None:
+            whole = self.sharded.gathered(self.comm.allgather)
+            vector = whole if stored else None
+        else:
+            vector = self.parameters.detach().clone() if stored else None
         self.snapshots.append(Snapshot(epoch, elapsed_s, vector, agreed, self._statistics() if stored else []))
+
+    def load(self, vector: Tensor) -> None:
+        """Set the weights of the model that this worker evaluates."""
+        if self.sharded is not None:
+            self.sharded.load(vector)
+        else:
+            self.parameters.copy_(vector)
 
     def snapshot(self, epoch: int, vector: Tensor) -> None:
         if self.evaluates(epoch):

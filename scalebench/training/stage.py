@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from scalebench.cluster.mesh import Mesh
-from scalebench.comm.base import Communicator, Request
+from scalebench.comm.base import BETWEEN_STAGES, Communicator, Request
 from scalebench.data.layout import cut
 from scalebench.models.parts import Layer, LayerFacts, bounds_of, counted, evaluating, facts_of
 from scalebench.models.sharding import Held, Segment, called
@@ -139,6 +139,7 @@ class Stage:
         if mesh.pipeline > 1:
             self._activations = replica.split(lambda rank: rank * 0)
             self._gradients = replica.split(lambda rank: rank * 0)
+        self.most_samples = 0  # whose activations were kept at the same time
         self._before, self._after = replica.rank - mesh.tensor, replica.rank + mesh.tensor
 
     def step(self, batch: Batch, weight: float, clock: Clock) -> Tensor | None:
@@ -151,20 +152,23 @@ class Stage:
         inputs, targets = self._compute.pieces(batch.x, sizes), self._compute.pieces(batch.y, sizes)
         sent: list[Request] = []
         total: Tensor | None = None
+        kept = 0
         for move in moves:
             place, size = move.micro_batch, sizes[move.micro_batch]
+            kept += size if move.forward else -size
+            self.most_samples = max(self.most_samples, kept)
             if move.forward:
                 x = inputs[place] if facts.is_first else self._receive(self._activations, self._before, size)
                 made = self._compute.forward(place, x, targets[place], weight * (size / samples), clock)
                 if facts.is_last:
                     total = self._compute.added(total, made, size / samples)
                 else:
-                    sent.append(self._activations.isend(made.detach().contiguous(), self._after))
+                    sent.append(self._activations.isend(made.detach().contiguous(), self._after, BETWEEN_STAGES))
             else:
                 gradient = None if facts.is_last else self._receive(self._gradients, self._after, size)
                 back = self._compute.backward(place, gradient, clock)
                 if not facts.is_first:
-                    sent.append(self._gradients.isend(back.contiguous(), self._before))
+                    sent.append(self._gradients.isend(back.contiguous(), self._before, BETWEEN_STAGES))
         for request in sent:
             request.wait()
         return total
@@ -172,7 +176,7 @@ class Stage:
     def _receive(self, comm: Communicator, source: int, samples: int) -> Tensor:
         shape = self.facts.takes if source == self._before else self.facts.gives
         tensor = self._compute.room((samples, *shape))
-        comm.recv_(tensor, source)
+        comm.recv_(tensor, source, BETWEEN_STAGES)
         return tensor
 
     def _program(self, samples: int) -> tuple[list[int], list[Move]]:

@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from scalebench.comm.base import Overlap
+from scalebench.comm.base import BETWEEN_STAGES, Overlap
 from scalebench.comm.wire import there_and_back, wire_bytes
 from scalebench.errors import RunError
 from scalebench.pricing.costs import Costs
@@ -129,6 +129,17 @@ class VirtualCommunicator:
         price = self.costs.linear_reduce if linear else self.costs.reduce
         self._collective(f"reduce({op})", tensor, effect, lambda: price(tensor.nbytes, self._with_first(root)))
 
+    def reduce_scatter_(self, own: Tensor, tensor: Tensor, op: str = "sum") -> None:
+        def effect(payloads: list[Any]) -> None:
+            tensors = [payload[1] for payload in payloads]
+            result = reduce_tensors(tensors, op, [None] * len(tensors)).view(len(payloads), -1)
+            for (part, _), value in zip(payloads, result, strict=True):
+                part.copy_(value.view_as(part))
+
+        self.count(tensor.nbytes)
+        seconds = lambda: self.costs.reduce_scatter(tensor.nbytes, self._group.ranks)  # noqa: E731
+        self._collective(f"reduce_scatter({op})", (own, tensor), effect, seconds)
+
     def broadcast_(self, tensor: Tensor, root: int = 0, *, linear: bool = False) -> None:
         def effect(payloads: list[Any]) -> None:
             for rank, each in enumerate(payloads):
@@ -243,6 +254,8 @@ class VirtualCommunicator:
             received, waited = max(now, arrival), max(0.0, sent - now)
             until = received + (self.costs.adding(message.nbytes) if add else 0.0)
             self.clock.communicated(until, waited, received - now - waited)
+            if tag == BETWEEN_STAGES:
+                self.clock.ledger.bubble += waited
         if add:
             tensor.add_(message)
         else:

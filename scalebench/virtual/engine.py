@@ -202,7 +202,7 @@ class Simulation:
 
     def play(self, drawn: Generators = frozenset()) -> Played:
         """Compute the run; `drawn` are random generators that it is known to draw from."""
-        whole = self.mesh.parts == 1  # models
+        whole = self.mesh.parts == 1 and not self.strategy.traits.sharded  # models
         choice = choose(self.run, self.dataset, self.plan) if whole else Choice()
         batched = choice.batched and not drawn
         self._records = choice.records and not drawn
@@ -366,6 +366,7 @@ class Simulation:
             report = train(worker, self.strategy, on_epoch=self._watch_time)
             if isinstance(worker.clock, VirtualClock):
                 report.hidden_comm_s = worker.clock.hidden_comm_s
+                report.bubble_s = worker.clock.ledger.bubble
             if isinstance(worker.clock, RecordingVirtualClock):
                 report.laps = worker.clock.laps
             return report

@@ -167,6 +167,20 @@ def test_a_plain_baseline_goes_before_its_variants(study):
     assert row.reduction == pytest.approx(0.6)
 
 
+def test_speedup_of_replicas_in_parts_is_over_serial_at_the_same_global_batch(study):
+    in_parts = {"data_parallel": 2, "pipeline_parallel": 2, "tensor_parallel": 1, "batch_per_worker": 8}
+    rows = [
+        run("serial", 1, 8.0, batch_global=16),
+        run("pipeline", 4, 4.0, **in_parts, batch_global=16),
+    ]
+    row = only(ratios(study(rows=rows)), label="pipeline", baseline="serial")
+    assert row.speedup == pytest.approx(2.0)
+    rows[1] = run("pipeline", 4, 4.0, **in_parts, batch_global=32)
+    row = only(ratios(study(rows=rows)), label="pipeline", baseline="serial")
+    assert math.isnan(row.speedup)
+    assert "serial ran at a global batch of 16; state batch_global" in row.note
+
+
 def test_two_candidates_for_a_baseline_are_not_chosen_between(study):
     rows = [
         run("allreduce", 2, 4.0, strategy_options={"compression": "bf16"}),

@@ -17,7 +17,16 @@ from scalebench.errors import ClusterError
 
 ALPHA, BANDWIDTH, GAMMA = 20e-6, 1.25e9, 6.6e-11  # ethernet-10g: one worker per node, one kind of link
 PRESETS = {name: load_cluster(name) for name in cluster_names()}
-OTHERS = ("broadcast", "reduce", "linear_broadcast", "linear_reduce", "allgather", "alltoallv", "server")
+OTHERS = (
+    "broadcast",
+    "reduce",
+    "linear_broadcast",
+    "linear_reduce",
+    "allgather",
+    "alltoallv",
+    "reduce_scatter",
+    "server",
+)
 sizes = st.integers(0, 1 << 28)
 
 

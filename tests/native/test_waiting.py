@@ -9,9 +9,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from scalebench.comm.base import BETWEEN_STAGES
 from scalebench.comm.counters import EventLog
 from scalebench.native.laps import parted
-from scalebench.native.waiting import by_epoch, waits
+from scalebench.native.waiting import bubbles, by_epoch, waits
 from scalebench.training.outcome import Lap
 
 MOMENTS = st.lists(st.lists(st.floats(0, 1e3), min_size=4, max_size=4), min_size=1, max_size=6)
@@ -50,6 +51,16 @@ def test_group_waits_for_its_own_members():
     left, right = ("split", 0), ("split", 1)
     event_logs = [met((1, 1, 9), group=left), met((3, 3, 9), group=left), met((9, 9, 9), group=right)]
     assert seconds(event_logs) == [2, 0, 0]
+
+
+def test_bubble_of_a_stage_is_its_waiting_for_others_alone():
+    before, after = EventLog(), EventLog()
+    between, other = ((), 0, 1, BETWEEN_STAGES), ((), 0, 1, 0)
+    for mail, sent, received in ((between, (2, 2.1), (1, 4)), (other, (6, 6.1), (5, 7))):
+        before.sent[mail].extend(numbers(sent))
+        after.received[mail].extend(numbers(received))
+    assert seconds([before, after]) == [0, 2]
+    assert bubbles([before, after]) == [0, 1]
 
 
 def test_receiver_waits_for_the_sender_but_not_the_transfer():

@@ -11,7 +11,7 @@ import yaml
 
 from scalebench.cluster.engine_costs import EngineCost, EngineCosts
 from scalebench.cluster.load import load_cluster
-from scalebench.errors import StudyError
+from scalebench.errors import ModelError, StudyError
 from scalebench.models.layer_counting import count_model
 from scalebench.models.layers import Layer, LayerTable
 from scalebench.models.registry import build_model
@@ -23,7 +23,7 @@ from scalebench.pricing.machine import Machine, OperationTime
 from scalebench.pricing.platform import Platform
 from scalebench.pricing.prediction import Case, Predictor, Workload
 from scalebench.pricing.price import price
-from scalebench.pricing.recording import record
+from scalebench.pricing.recording import record, record_each
 from scalebench.pricing.step_times import StepTimes
 from scalebench.pricing.validity import memory_of, outside
 from scalebench.strategies import registry
@@ -33,7 +33,8 @@ from scalebench.virtual.engine import model_time
 
 WORKERS, EPOCHS, STEPS, BATCH = 16, 20, 48, 4
 QUEUES = ("asp", "ssp", "dssp", "bsp", "bsp_backup", "elastic_bsp", "epoch_async", "dislib-compat-async", "ad_psgd")
-WHOLE = [name for name in registry.names() if registry.create(name, {}).traits.mesh(4).parts == 1]  # models
+TRAITS = {name: registry.create(name, {}).traits for name in registry.names()}
+WHOLE = [name for name, traits in TRAITS.items() if traits.mesh(4).parts == 1 and not traits.sharded]  # models
 LOCK_STEP = [name for name in WHOLE if name not in (*QUEUES, "serial")]
 
 
@@ -161,7 +162,82 @@ def test_shared_models_take_memory_of_their_hosts_only():
     assert memory_of(own, name, 64).strategy == memory_of(own, name, 4).strategy
 
 
-def test_workers_that_hold_parts_of_a_model_are_not_predicted():
-    own = predictor()
-    with pytest.raises(StudyError, match="pipeline: workers that hold parts of a model are not predicted"):
-        own.times(Component(name="pipeline"), WORKERS, [Case(own.platform, BATCH)])
+def cuttable() -> Predictor:
+    """Of six products, each followed by what works element by element."""
+    rows = []
+    for place, width in enumerate((64, 128, 256, 128, 64, 32)):
+        before = rows[-1].activations if rows else 32
+        size = before * width + width
+        rows.append(Layer(f"{place}", "gemm", size, 2 * before * width, before, width, width, 1, 1, width, before))
+        rows.append(Layer(f"act{place}.relu", "relu", 0, 0, width, width, width))
+    table = LayerTable("stack", tuple(rows), "test", (32,))
+    platform = Platform(load_cluster("juwels-booster"), Stated(1e-3, 16))
+    return Predictor(Workload(table, WORKERS * STEPS * 16, 6, 16), platform)
+
+
+@pytest.mark.parametrize(
+    ("strategy", "workers"),
+    [
+        ("model_parallel", 8),
+        ("pipeline: {stages: 4, micro_batches: 8}", 16),
+        ("pipeline: {schedule: gpipe, balance: [2, 4]}", 2),
+        ("tensor: {degree: 4}", 8),
+        ("hybrid: {tensor: 2, micro_batches: 2, within: {local_sgd: {steps: 4}}}", 8),
+        ("fsdp: {shard: 1}", 4),
+        ("fsdp", 16),
+    ],
+)
+def test_parts_of_a_model_are_predicted_as_every_step_is_priced(strategy, workers):
+    """An excerpt of one replica, against all steps of all workers."""
+    component = Component.model_validate(yaml.safe_load(strategy))
+    own = cuttable()
+    found = own.times(component, workers, [Case(own.platform, 16)])
+    program, mesh, pieces = own.strategy(component), own.mesh(component, workers), own.micro_batches(component, workers)
+    steps, batch = own.batches(component, workers)
+    assert batch == 16
+    run = own._run(component, workers, 6)
+    plan = EvenPlan(mesh.data, steps, 16)
+    schedules = list(record_each(run, program, plan, own._model, 4, cut=own._cut(16 / pieces)))
+    table = step_table(own.platform.device, own.workload.layers, sorted({16, 16 // pieces}))
+    charges = Charges(own._costs_on(own.platform, "mpi"), [StepTimes(table, repetition=None)], np.ones(workers))
+    (whole,) = price(schedules, charges)
+    assert found.time[0] == pytest.approx(whole.train_s, rel=1e-9)
+    if mesh.data == 1 or mesh.pipeline == 1:  # of equal replicas one stands for all
+        assert found.bubble[0] == pytest.approx(whole.end.bubble.mean(), rel=1e-8, abs=1e-12)
+    assert (found.bubble[0] > 0) == (mesh.pipeline > 1)
+
+
+def test_bubbles_shrink_with_micro_batches_and_layers_that_cannot_be_cut_are_refused():
+    own = cuttable()
+    shares = []
+    for pieces in (2, 4, 16):
+        component = Component(name="pipeline", options={"micro_batches": pieces, "balance": [3, 3]})
+        found = own.times(component, 2, [Case(own.platform, 16)])
+        shares.append(found.bubble[0] / found.time[0])
+    assert shares == sorted(shares, reverse=True)
+    with pytest.raises(StudyError, match="at most 6 stages"):
+        own.times(Component(name="pipeline", options={"stages": 8, "micro_batches": 8}), 8, [Case(own.platform, 16)])
+    with pytest.raises(StudyError, match="5 are no multiple of 2"):
+        own.times(Component(name="pipeline"), 5, [Case(own.platform, 16)])
+    with pytest.raises(ModelError, match="0 cannot be shared by 3 workers, as 3 does not divide its width 64"):
+        own.times(Component(name="tensor", options={"degree": 3}), 3, [Case(own.platform, 16)])
+
+
+def test_memory_of_parts_is_that_of_the_fullest_worker():
+    own = cuttable()
+    whole = memory_of(own, Component(name="allreduce"), 4)
+
+    def of(name, workers=4, **options):
+        return memory_of(own, Component(name=name, options=options), workers)
+
+    held = [schedule.part.parameters for schedule in own.schedules(Component(name="pipeline"), 2)]
+    assert 4 * sum(held) == whole.parameters
+    assert of("pipeline", 2).parameters == of("pipeline", 2).gradients == 4 * max(held)
+    some, all_of = of("pipeline", 2, micro_batches=8), of("pipeline", 2, micro_batches=8, schedule="gpipe")
+    assert some.activations < all_of.activations <= whole.activations
+    assert of("tensor", degree=4).parameters == pytest.approx(whole.parameters / 4, rel=0.01)
+    shards = [of("fsdp", shard=shard) for shard in (1, 2, 3)]
+    assert [each.optimizer for each in shards] == pytest.approx([whole.optimizer / 4] * 3, abs=96)
+    assert [each.total for each in shards] == sorted((each.total for each in shards), reverse=True)
+    assert shards[1].gradients < shards[0].gradients
+    assert shards[2].parameters < shards[1].parameters

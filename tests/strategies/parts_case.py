@@ -21,7 +21,10 @@ def trained_alone(run, dataset, replicas=1, micro_batches=1):
         for _ in range(replicas)
     ]
     options = run.optimizer.options
-    optimizers = [torch.optim.SGD(model.parameters(), run.lr, options.get("momentum", 0.0)) for model in models]
+    if run.optimizer.name == "adam":
+        optimizers = [torch.optim.Adam(model.parameters(), run.lr) for model in models]
+    else:
+        optimizers = [torch.optim.SGD(model.parameters(), run.lr, options.get("momentum", 0.0)) for model in models]
     loss = loss_for(dataset.task)
     for epoch in range(run.epochs):
         bounds = [plan.bounds(epoch, rank) for rank in range(replicas)]

@@ -108,6 +108,7 @@ SYMMETRIC = st.one_of(
     options("allreduce", collective=one_of("auto", "tree", "hierarchical")),
     options("horovod", fusion_threshold_mib=one_of(0.0, 128.0)),
     options("ddp", bucket_cap_mb=one_of(1e-4, 25.0)),
+    options("fsdp", shard=one_of(1, 2, 3)),
     options("bsp", shards=SMALL),
     options("ssp", staleness=st.just(0)),
     options("epoch_average", every=SMALL, aggregation=one_of("allreduce", "master"), **BY),

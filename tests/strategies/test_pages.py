@@ -34,3 +34,11 @@ def test_every_strategy_has_a_page_with_its_timeline(name):
     assert f"](timelines/{name}.png)" in text
     assert picture.read_bytes().startswith(b"\x89PNG")
     assert picture.stat().st_size < 100_000
+
+
+@pytest.mark.parametrize(
+    ("page", "form"), [("README.md", "**{} strategies**"), ("docs/alternatives.md", "| {} strategies,")]
+)
+def test_pages_count_the_strategies(page, form):
+    text = (FOLDER.parents[1] / page).read_text(encoding="utf-8")
+    assert form.format(len(registry.names())) in text

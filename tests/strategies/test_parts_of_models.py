@@ -13,7 +13,11 @@ from torch import nn
 
 from scalebench.errors import ModelError, StudyError
 from scalebench.models.parts import layers_of
+from scalebench.records.rows import rows_of
 from scalebench.strategies import registry
+from scalebench.training.replica import Replica
+from scalebench.virtual import engine as virtual_engine
+from scalebench.virtual.arithmetic import Choice
 from scalebench.virtual.engine import simulate
 from tests.conftest import setting, some
 from tests.strategies.parts_case import images, trained_alone
@@ -85,6 +89,52 @@ def test_the_last_batch_may_have_fewer_samples_than_micro_batches(play, make_run
     torch.testing.assert_close(weights["final"], trained_alone(make_run(**values), patterns, 1, 95), **EXACT)
 
 
+@pytest.mark.parametrize("model", MODELS)
+@pytest.mark.parametrize(("shard", "workers"), [(1, 2), (2, 3), (3, 2), (3, 4)])
+def test_shards_train_as_whole_models_do(monkeypatch, play, make_run, patterns, model, shard, workers):
+    monkeypatch.setattr(virtual_engine, "choose", lambda *_: Choice())  # no replica computes for others
+    optimizer = {"adam": {}} if model == "mlp" else {"sgd": {"momentum": 0.9}}  # adam divides by rounding errors
+    values = {"model": MODELS[model], "optimizer": optimizer, "lr": 0.02}
+    _, weights = play({"fsdp": {"shard": shard}}, workers, data=patterns, **values)
+    expected = trained_alone(make_run(**values), patterns, workers)
+    torch.testing.assert_close(weights["final"], expected, **EXACT)
+
+
+def test_shards_are_all_that_a_worker_keeps_between_steps(monkeypatch, play, recorded, patterns):
+    made = []
+
+    class Noted(Replica):
+        def epoch_done(self, epoch, agreed):
+            made.append(self)
+            super().epoch_done(epoch, agreed)
+
+    monkeypatch.setattr(virtual_engine, "choose", lambda *_: Choice())
+    monkeypatch.setattr(virtual_engine, "Replica", Noted)
+    values = {"model": {"mlp": {"hidden": [64, 64]}}, "epochs": 1, "evaluate_every": 0}
+    memory = [recorded("allreduce", 4, data=patterns, **values)[0].memory_bytes]
+    for shard in (1, 2, 3):
+        made.clear()
+        play({"fsdp": {"shard": shard}}, 4, data=patterns, **values)
+        memory.append(recorded({"fsdp": {"shard": shard}}, 4, data=patterns, **values)[0].memory_bytes)
+        whole = sum(unit.numbers for unit in made[0].sharded.units)
+        kept = [0, 0]
+        for unit in made[0].sharded.units:
+            kept[0] += unit.whole.untyped_storage().nbytes() // 8
+            kept[1] += unit.gradients.untyped_storage().nbytes() // 8
+        assert [number >= whole for number in kept] == [shard < 3, shard < 2]
+        assert [number == 0 for number in kept] == [shard == 3, shard > 1]
+        assert len(made[0].parameters) == len(made[0].gradients) == pytest.approx(whole / 4, abs=3)
+    assert memory == sorted(memory, reverse=True)
+    assert memory[-1] < memory[0] / 2
+
+
+def test_shards_need_layers_and_optimizers_without_norms(play):
+    with pytest.raises(StudyError, match="optimizer lars takes the norms of whole layers"):
+        registry.create("fsdp", {}).check(setting(2, optimizer="lars"))
+    with pytest.raises(StudyError, match="option 'shard'"):
+        registry.create("fsdp", {"shard": 4})
+
+
 @pytest.mark.parametrize("within", WITHIN, ids=str)
 def test_replicas_in_parts_agree_as_whole_ones_do(play, patterns, within):
     values = {"data": patterns, "model": MODELS["mlp"], "optimizer": {"sgd": {"momentum": 0.9}}, "epochs": 3}
@@ -95,8 +145,11 @@ def test_replicas_in_parts_agree_as_whole_ones_do(play, patterns, within):
 
 
 @pytest.mark.parametrize("engine", some(["mpi", "gloo"], "mpi"))
-def test_real_ranks_train_as_virtual_workers_and_whole_models_do(make_run, patterns, machine, tmp_path, engine):
+def test_real_ranks_train_as_virtual_workers_and_whole_models_do(
+    monkeypatch, make_run, patterns, machine, tmp_path, engine
+):
     """On 2, 3 and 4 ranks: weights, bytes and metrics."""
+    monkeypatch.setattr(virtual_engine, "choose", lambda *_: Choice())
     runs, expected = [], {}
     for model, places in ON_RANKS.items():
         for place in places:
@@ -108,6 +161,12 @@ def test_real_ranks_train_as_virtual_workers_and_whole_models_do(make_run, patte
             expected[run.run_id] = replicas, pieces
     local = {"hybrid": {"micro_batches": 2, "within": WITHIN[1]}}
     runs += native_runs(engine, {"local": local}, make_run, model=MODELS["mlp"])
+    for model, workers, shard in (("mlp", 2, 3), ("convolutional", 3, 2), ("transformer", 4, 3), ("transformer", 2, 1)):
+        (run,) = native_runs(
+            engine, {f"{model}-shards-{shard}": {"fsdp": {"shard": shard}}}, make_run, (workers,), model=MODELS[model]
+        )
+        runs.append(run.model_copy(update={"batch_per_worker": 8, "epochs": 2}))
+        expected[runs[-1].run_id] = workers, 1
     found = launched(engine, runs, [], patterns, tmp_path)
     assert {run.workers for run in runs} == {2, 3, 4}
     for run in runs:
@@ -148,6 +207,39 @@ def test_micro_batches_shorten_a_step_and_placement_does_not(play, patterns):
         outcome, _ = play({"pipeline": {"micro_batches": pieces}}, 2, **values)
         times[pieces] = outcome.train_s / pieces  # the machine of the tests takes equally long for any batch
     assert times[8] < times[2] < times["model_parallel"]
+
+
+def test_bubbles_are_the_time_that_stages_wait_for_each_other(make_run, patterns, machine):
+    """Half of the layers' work on each stage, in any number of pieces: a stage idles while the other one works."""
+    even = {"mlp": {"hidden": [64, 64, 64]}}
+    values = {"model": even, "batch_per_worker": 96, "epochs": 1}
+    for strategy, pieces in (("model_parallel", 1), ({"pipeline": {"schedule": "gpipe", "micro_batches": 4}}, 4)):
+        run = make_run(strategy, 2, **values)
+        trained, _ = simulate(run, patterns, machine)
+        priced, _ = simulate(run.model_copy(update={"execution": "modelled"}), patterns, machine)
+        rows = [row_of(run, outcome) for outcome in (trained, priced)]
+        first, second = rows
+        assert first.bubble_s == pytest.approx(second.bubble_s, rel=1e-12)
+        assert 0 < first.bubble_s <= first.wait_s
+        ideal = 1 / (pieces + 1)  # (m - 1) / (u + m - 1) of equal stages
+        assert first.bubble_s / (first.compute_s + first.bubble_s) == pytest.approx(ideal, abs=0.12)
+        division = first.data_parallel, first.pipeline_parallel, first.tensor_parallel, first.micro_batches
+        assert division == (1, 2, 1, pieces)
+
+
+def test_workers_without_stages_have_no_bubble(make_run, patterns, machine):
+    for strategy, workers, division in (("allreduce", 2, (2, 1, 1, 1)), ("tensor", 4, (2, 1, 2, 1))):
+        run = make_run(strategy, workers, epochs=1)
+        row = row_of(run, simulate(run, patterns, machine)[0])
+        assert row.bubble_s is None
+        assert (row.data_parallel, row.pipeline_parallel, row.tensor_parallel, row.micro_batches) == division
+
+
+def row_of(run, outcome):
+    names = ("host_hash", "git_commit", "git_dirty", "packages_hash", "scheduler_job_id", "provenance")
+    provenance = dict.fromkeys(names)
+    row, _ = rows_of(run, outcome, attempt=1, oversubscribed=False, started_utc="", provenance=provenance)
+    return row
 
 
 @pytest.mark.parametrize(

@@ -29,6 +29,7 @@ VARIANTS = {
     "model_parallel": [{"balance": [1, 2]}],
     "pipeline": [{"schedule": "gpipe"}, {"micro_batches": 2, "balance": [2, 1]}],
     "tensor": [{"degree": 4}],
+    "fsdp": [{"shard": 1}, {"shard": 2}],
     "hybrid": [{"tensor": 2}, {"within": {"local_sgd": {"steps": 3}}}],
     "daso-heat": [{"devices_per_node": 1, "warm_up_epochs": 1, "cool_down_epochs": 1}],
     "daso-fixed": [
@@ -80,7 +81,7 @@ def test_runs_count_what_their_program_records(play, recorded, name, options, wo
     compute = [sum(event.kind == "backward" for event in schedule.events) for schedule in schedules]
     chosen = name not in ("fedavg", "fedprox")  # clients that sit out a round compute nothing
     steps = EPOCHS * outcome.facts.steps_per_epoch * strategy.traits.micro_batches
-    if strategy.traits.tensor > 1:  # a pass between two sums
+    if strategy.traits.tensor > 1 or strategy.traits.sharded:  # a pass between two exchanges
         assert all(passes % steps == 0 for passes in compute)
     else:
         assert not chosen or set(compute) == {steps} or name.startswith("dislib")

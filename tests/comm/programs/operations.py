@@ -177,6 +177,13 @@ def check(engine):
         comm.broadcast_(tensor, master, linear=True)
         expect("linear broadcast", tensor, in_order / size, 0)
 
+    of_size = every[:, : 1000 // size * size]  # equal parts
+    part = slice(rank * (1000 // size), (rank + 1) * (1000 // size))
+    for op, wanted in {"sum": of_size.sum(0), "mean": of_size.mean(0), "max": of_size.max(0)}.items():
+        own = torch.empty(1000 // size, dtype=torch.float64)
+        comm.reduce_scatter_(own, torch.from_numpy(of_size[rank].copy()), op)
+        expect(f"reduce-scatter {op}", own, wanted[part])
+
     # all to all
     gathered = comm.allgather(mine())
     assert len(gathered) == size

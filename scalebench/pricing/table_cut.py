@@ -1,0 +1,176 @@
+"""Cuts of a layer table: what each worker of a replica holds and computes, without the modules.
+
+Rows whose names begin alike up to a number (`blocks.0`, `stage1_1`, `features.3`) are one layer, which is not cut; rows
+without parameters belong to the layer before them. Within a layer products are shared as `models.sharding` shares
+modules: consecutive products of one input by columns, the next product that reads them by rows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from functools import cached_property
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from scalebench.cluster.mesh import Mesh
+from scalebench.errors import ModelError
+from scalebench.models.layers import LayerTable
+from scalebench.models.parts import LayerFacts, bounds_of
+from scalebench.training.stage import SegmentFacts, StageFacts
+
+Floats = NDArray[np.float64]
+
+_WITH_INDICES = 4  # of what pooling gives, at most: an element and an index of 8 bytes
+_ELEMENTWISE = ("relu", "gelu", "tanh", "sigmoid", "silu", "dropout", "clone")
+_BY_CHANNEL = (*_ELEMENTWISE, "maxpool2d", "avgpool2d", "adaptiveavgpool2d", "batchnorm2d", "flatten")
+
+
+class Rows(NamedTuple):
+    """Rows `first` to `last` (exclusive) of a table."""
+
+    name: str
+    first: int
+    last: int
+
+
+class HeldRows(NamedTuple):
+    """What a worker holds: its stage and segments, its parameters, and elements of a sample kept for backward."""
+
+    stage: StageFacts
+    segments: list[SegmentFacts]
+    parameters: int
+    kept: float
+
+
+class TableCut:
+    """A layer table whose rows take shares of the forward and of the backward pass, in proportion to given work."""
+
+    def __init__(self, table: LayerTable, forward: Floats, backward: Floats) -> None:
+        self.table = table
+        self._forward, self._backward = forward / forward.sum(), backward / backward.sum()
+
+    @cached_property
+    def layers(self) -> list[Rows]:
+        """The layers between which the model can be cut."""
+        named: list[Rows] = []
+        for place, row in enumerate(self.table.layers):
+            name = _layer_name(row.name)
+            if named and name == named[-1].name:
+                named[-1] = named[-1]._replace(last=place + 1)
+            else:
+                named.append(Rows(name, place, place + 1))
+        found: list[Rows] = []
+        for rows in named:
+            if found and not (self._owns(rows) and self._owns(found[-1]) and self._reads_one(rows.first)):
+                name = found[-1].name if self._owns(found[-1]) else rows.name
+                found[-1] = Rows(name, found[-1].first, rows.last)
+            else:
+                found.append(rows)
+        return found
+
+    def _reads_one(self, place: int) -> bool:
+        """Return True if a row reads what the row before it gave, and nothing else.
+
+        That may have given indices beside it, as pooling does.
+        """
+        given = self.table.layers[place - 1].activations
+        return given / _WITH_INDICES <= self.table.layers[place].inputs <= given
+
+    def _owns(self, rows: Rows) -> bool:
+        return any(row.parameters for row in self.table.layers[rows.first : rows.last])
+
+    @cached_property
+    def facts(self) -> list[LayerFacts]:
+        """Sizes of the layers; `shape` is the number of elements that the next one reads."""
+        rows, found = self.table.layers, []
+        for layer in self.layers:
+            here = slice(layer.first, layer.last)
+            given = rows[layer.last].inputs if layer.last < len(rows) else rows[-1].activations
+            parameters = sum(row.parameters for row in rows[here])
+            work = float(self._forward[here].sum()), float(self._backward[here].sum())
+            found.append(LayerFacts(layer.name, parameters, (given,), *work))
+        return found
+
+    def held(self, sizes: Sequence[int], mesh: Mesh, part: int) -> HeldRows:
+        """Return what the worker with a part of a model holds, of `sizes` layers by stage.
+
+        Raises:
+            ModelError: a layer cannot be divided among the workers of a stage.
+        """
+        rows = self.table.layers
+        stage = StageFacts.of(self.facts, (rows[0].inputs,), sizes, mesh.stage_of(part))
+        first, last = bounds_of(sizes)[stage.stage]
+        needed, parameters, kept = not stage.is_first, 0, 0.0
+        segments = []
+        for begin, end, divided in self._segments(self.layers[first:last], mesh.tensor):
+            degree = mesh.tensor if divided else 1
+            for row in rows[begin:end]:
+                parameters += -(-row.parameters // degree)
+            kept += sum(row.kept for row in rows[begin : end - 1]) / degree + rows[end - 1].kept
+            work = self._forward[begin:end].sum() / degree, self._backward[begin:end].sum() / degree
+            segments.append(SegmentFacts(divided, (rows[begin].inputs,), (rows[end - 1].activations,), *work, needed))
+            needed = needed or any(row.parameters for row in rows[begin:end])
+        return HeldRows(stage, segments, parameters, kept)
+
+    def _segments(self, layers: Sequence[Rows], degree: int) -> Iterator[tuple[int, int, bool]]:
+        """Yield first row, end and whether it is divided of each segment of consecutive layers."""
+        begin = layers[0].first
+        if degree == 1:
+            yield begin, layers[-1].last, False
+            return
+        divided = False
+        for first, end in self._pairs(layers, degree):
+            if first > begin:
+                yield begin, first, False
+            yield first, end, True
+            begin, divided = end, True
+        if begin < layers[-1].last:
+            yield begin, layers[-1].last, False
+        if not divided:
+            raise ModelError(
+                f"layers of {self.table.name}: none of {layers[0].name} to {layers[-1].name} can be shared"
+            )
+
+    def _pairs(self, layers: Sequence[Rows], degree: int) -> Iterator[tuple[int, int]]:
+        """Yield the rows from a product by columns to the product by rows that reads it, or a product alone."""
+        rows, layer_of = self.table.layers, {n: each for each in layers for n in range(each.first, each.last)}
+        products = [place for place in layer_of if rows[place].weights and rows[place].parameters]
+        while products:
+            first = last = products.pop(0)
+            beside = 0  # further products of the same input
+            while beside < len(products) and products[beside] == last + 1:
+                beside, last = beside + 1, last + 1
+            partner = products[beside] if beside < len(products) else None
+            if partner is not None and not self._reads(partner, first, last, layer_of[partner] == layer_of[first]):
+                partner = None
+            self._require(first, rows[first].k if partner is None else rows[first].n, degree)
+            if partner is not None:
+                del products[: beside + 1]
+            yield first, first + 1 if partner is None else partner + 1
+
+    def _reads(self, partner: int, first: int, last: int, within: bool) -> bool:
+        """Return True if a product reads what products `first` to `last` gave, channel by channel between them.
+
+        `within` a layer what is between them is not looked at.
+        """
+        rows = self.table.layers
+        plain = all(rows[place].kind in _BY_CHANNEL for place in range(last + 1, partner))
+        return rows[partner].k % rows[first].n == 0 and (within or plain)
+
+    def _require(self, place: int, width: int, degree: int) -> None:
+        if width % degree:
+            raise ModelError(
+                f"layers of {self.table.name}: {self.table.layers[place].name} cannot be shared by {degree} workers, "
+                f"as {degree} does not divide its width {width}"
+            )
+
+
+def _layer_name(name: str) -> str:
+    """Return the name up to the first number that ends a part of it; without one the first part."""
+    parts = name.split(".")
+    for count, part in enumerate(parts, 1):
+        if part[-1:].isdigit():
+            return ".".join(parts[:count])
+    return parts[0]

@@ -1,0 +1,164 @@
+"""A model in units, of whose parameters, gradients and optimizer state each worker keeps a shard."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import torch
+from torch import Tensor, nn
+
+from scalebench.models.flat import views
+from scalebench.models.parts import Layer, facts_of
+from scalebench.strategies.base import UnitRule
+from scalebench.system.clock import Clock, Task
+from scalebench.training.stage import run_backward
+
+
+def shard_length(parameters: int, workers: int) -> int:
+    """Return the elements of a shard: equal shards, of which the last one is filled up with zeros."""
+    return -(-parameters // workers)
+
+
+class ShardedUnit:
+    """Consecutive modules whose parameters lie in one vector. Implements `strategies.base.Unit`.
+
+    `own` and `own_gradients` are this worker's shards of parameters and gradients. The memory of the whole vectors can
+    be given up while nothing computes with them: the module's parameters are views of it.
+    """
+
+    def __init__(self, modules: Sequence[nn.Module], workers: int, *, is_last: bool) -> None:
+        self.modules, self.is_last = modules, is_last
+        self.parameters = [each for module in modules for each in module.parameters() if each.requires_grad]
+        self.numbers = sum(parameter.numel() for parameter in self.parameters)
+        self.length = shard_length(self.numbers, workers)
+        like = self.parameters[0].detach()
+        self.whole = like.new_zeros(self.length * workers)
+        torch.cat([parameter.detach().reshape(-1) for parameter in self.parameters], out=self.whole[: self.numbers])
+        for parameter, view in zip(self.parameters, views(self.parameters, self.whole), strict=True):
+            parameter.data = view
+        self.gradients = torch.zeros_like(self.whole)
+        for parameter, view in zip(self.parameters, views(self.parameters, self.gradients), strict=True):
+            parameter.grad = view
+        self.own = self.own_gradients = self.whole  # until `keep`
+
+    def keep(self, own: Tensor, own_gradients: Tensor, rank: int) -> None:
+        """Keep the shard of worker `rank` in `own`, and the gradients of it in `own_gradients`."""
+        own.copy_(self.whole[rank * self.length :][: self.length])
+        self.own, self.own_gradients = own, own_gradients
+
+    def fill(self, shards: Sequence[Tensor]) -> None:
+        _hold(self.whole)
+        torch.cat(list(shards), out=self.whole)
+
+    def release(self) -> None:
+        self.whole.untyped_storage().resize_(0)
+
+    def release_gradients(self) -> None:
+        self.gradients.untyped_storage().resize_(0)
+
+    def clear_gradients(self) -> None:
+        """Set the gradients to zero, in memory of their own."""
+        _hold(self.gradients)
+        self.gradients.zero_()
+
+    def forward(self, x: Tensor) -> Tensor:
+        for module in self.modules:
+            x = module(x)
+        return x
+
+
+def _hold(tensor: Tensor) -> None:
+    storage = tensor.untyped_storage()
+    if storage.nbytes() == 0:
+        storage.resize_(tensor.nbytes)
+
+
+class ShardedModel:
+    """The units of a model, and the gradient through them with a rule's exchanges between.
+
+    No exchange happens inside autograd, so that virtual workers can wait there. `parameters` and `gradients` are this
+    worker's shards of all units, one after the other.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        layers: Sequence[Layer] | None,
+        rule: UnitRule,
+        rank: int,
+        workers: int,
+        sample: Tensor,
+        loss: Callable[[Tensor, Tensor], Tensor],
+    ) -> None:
+        """Divide `model`; without `layers` it is one unit, whose loss is computed by `step`'s caller."""
+        self.model, self._rule, self._loss, self._whole_model = model, rule, loss, layers is None
+        parts = [[model]] if layers is None else [list(layer.modules) for layer in layers]
+        works = [(1.0, 1.0)]
+        if layers is not None:
+            facts = facts_of(layers, sample)
+            forward, backward = sum(each.forward for each in facts), sum(each.backward for each in facts)
+            works = [(each.forward / forward, each.backward / backward) for each in facts]
+        self._works = works
+        self.units = [ShardedUnit(modules, workers, is_last=modules is parts[-1]) for modules in parts]
+        lengths = [unit.length for unit in self.units]
+        self.parameters = self.units[0].whole.new_zeros(sum(lengths))
+        self.gradients = torch.zeros_like(self.parameters)
+        pieces = zip(torch.split(self.parameters, lengths), torch.split(self.gradients, lengths), strict=True)
+        for unit, (own, own_gradients) in zip(self.units, pieces, strict=True):
+            unit.keep(own, own_gradients, rank)
+        for buffer in model.buffers():
+            buffer.data = buffer.detach().clone()  # it may lie in one storage with parameters, which ends
+
+    def step(self, x: Tensor, y: Tensor, weight: float, loss: Callable[[], Tensor], clock: Clock) -> Tensor:
+        """Compute the gradient of weight * mean loss of a batch; return the mean loss ().
+
+        `loss` computes that of a model of one unit.
+        """
+        samples, rule = len(x), self._rule
+        kept: list[tuple[Tensor, Tensor]] = []
+        for unit, (work, _) in zip(self.units, self._works, strict=True):
+            rule.before_forward(unit)
+            inputs = x.detach().requires_grad_(bool(kept))
+            x = loss() if self._whole_model else unit.forward(inputs)
+            clock.did(Task.FORWARD, samples, work)
+            rule.after_forward(unit)
+            kept.append((inputs, x))
+        gradient = torch.tensor(weight, dtype=x.dtype, device=x.device)
+        mean = x.detach()
+        if not self._whole_model:
+            leaf = x.detach().requires_grad_()
+            made = self._loss(leaf, y)
+            run_backward((made,), (gradient,))
+            assert leaf.grad is not None
+            gradient, mean = leaf.grad, made.detach()
+        for unit, (_, work), (inputs, outputs) in zip(
+            reversed(self.units), reversed(self._works), reversed(kept), strict=True
+        ):
+            rule.before_backward(unit)
+            unit.clear_gradients()
+            run_backward((outputs,), (gradient,))
+            clock.did(Task.BACKWARD, samples, work)
+            rule.after_backward(unit)
+            if inputs.grad is not None:
+                gradient = inputs.grad
+        return mean
+
+    def load(self, vector: Tensor) -> None:
+        """Set the parameters of the whole model, in the order of the model."""
+        trained = [parameter for parameter in self.model.parameters() if parameter.requires_grad]
+        for unit in self.units:
+            _hold(unit.whole)
+        for parameter, value in zip(trained, views(trained, vector), strict=True):
+            parameter.data.copy_(value)
+
+    def gathered(self, gather: Callable[[Tensor], Sequence[Tensor]]) -> Tensor:
+        """Return the parameters of the whole model as one vector, in the order of the model; `gather` joins shards.
+
+        Whole units keep what they hold.
+        """
+        vectors: dict[int, Tensor] = {}
+        for unit in self.units:
+            joined = torch.cat(list(gather(unit.own)))[: unit.numbers]
+            vectors |= zip(map(id, unit.parameters), views(unit.parameters, joined), strict=True)
+        trained = [parameter for parameter in self.model.parameters() if parameter.requires_grad]
+        return torch.cat([vectors[id(parameter)].reshape(-1) for parameter in trained])
