@@ -53,7 +53,9 @@ def look_at_model(plan: StudyPlan) -> list[str]:
     divided = any(parts_of(run) > 1 for run in plan.sweep.runs)
     layers = require_cut(model, str(study.model), dataset.input_shape) if divided else None
     runs, cluster = plan.sweep.runs, plan.cluster
-    strategy_warnings(study, runs, cluster, shapes=shapes, without_gradient=without_gradient, layers=layers)
+    strategy_warnings(
+        study, runs, cluster, plan.allocation, shapes=shapes, without_gradient=without_gradient, layers=layers
+    )
     if any(buffer.is_floating_point() for buffer in model.buffers()):
         notes += local_statistics(study)
     meta = model.to("meta")

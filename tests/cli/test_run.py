@@ -212,7 +212,7 @@ def test_missing_horovod_leaves_its_virtual_runs(scalebench, monkeypatch):
 
     whole = engines.available
     missing = "Horovod is not built for torch; add it with: scalebench install horovod"
-    monkeypatch.setattr(engines, "available", lambda name: missing if name == "horovod" else whole(name))
+    monkeypatch.setattr(engines, "available", lambda name, **_: missing if name == "horovod" else whole(name))
     done = scalebench(*SMALL[:6], "--strategy", "horovod", "--workers", "2")
     assert done.returncode == 0, done.stderr
     assert "horovod: no native runs, Horovod is not built" in done.stderr
