@@ -20,7 +20,7 @@ from scalebench.cli.options import (
     verbosity,
     verbosity_options,
 )
-from scalebench.cli.run_common import enter_first_folder, run_plan
+from scalebench.cli.run_common import enter_first_folder, refuse_early_signal, run_plan
 from scalebench.cli.study_options import STUDY_OPTIONS, flag_of, set_option, study_argument, study_options
 from scalebench.errors import UsageError
 from scalebench.records.folder import STUDY
@@ -121,6 +121,7 @@ def run(
     from scalebench.launch.planning import plan_study
     from scalebench.study.load import load_study
 
+    refuse_early_signal()
     for key in filter(_chosen, _OLD_FLAGS):
         if verbosity() >= 0:
             click.echo(f"note: the next version has --set {key}=... in place of {flag_of(key)}", err=True)
