@@ -170,12 +170,15 @@ def _hours(hours: float) -> str:
     return f"{hours:.3f}" if hours < 10 else f"{hours:,.0f}"
 
 
-def estimate(plan: StudyPlan, left: Sequence[Run], most_to_come: int, jobs: int) -> ComputeEstimate:
+def estimate(
+    plan: StudyPlan, left: Sequence[Run], most_to_come: int, jobs: int, step_s: float | None = None
+) -> ComputeEstimate:
     """Estimate the time of the runs and trials that are `left`, `jobs` virtual ones at a time.
 
-    It follows from one local step measured now. Of `most_to_come` runs each takes as long as those on average.
+    It follows from one local step, measured now unless `step_s` states it. Of `most_to_come` runs each takes as long as
+    those on average.
     """
-    step_s = measured_step(plan)
+    step_s = measured_step(plan) if step_s is None else step_s
     native = sum(run_steps(plan, run) * step_s for run in left if run.execution == "native")
     paced_step = plan.study.device_step_time or step_s
     native += sum(run_steps(plan, run) * paced_step for run in left if run.execution == "paced")
