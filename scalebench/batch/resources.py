@@ -45,9 +45,8 @@ def allocation_for(
             f"the cores of a node are unknown, as {scheduler.name} does not say them here; state cores_per_node in "
             "site.yaml (scalebench init --site), or --tasks-per-node"
         )
-    gpus = site.gpus_per_node
-    if not gpus and known is not None and study.engine == "nccl":
-        gpus = known.gpus_per_node
+    on_gpus = study.engine == "nccl" or (study.engine == "auto" and engines.available("nccl", here=False) is None)
+    gpus = (site.gpus_per_node or (known.gpus_per_node if known else 0)) if on_gpus else 0
     each = tasks_per_node or gpus or max(1, cores // study.threads_per_worker)
     most = nodes or site.nodes or (known.nodes if known else None)
     needed = -(-max(study.workers) // each)

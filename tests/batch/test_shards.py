@@ -113,13 +113,22 @@ def test_servers_get_a_node_where_there_is_one():
         (Site(cores_per_node=4, nodes=2), (None, None), 2, 4),
         (Site(cores_per_node=4), (None, 2), 4, 2),
         (Site(), (None, 6), 2, 6),
-        (Site(cores_per_node=64, gpus_per_node=2), (None, None), 4, 2),
+        (Site(cores_per_node=4, gpus_per_node=2), (None, None), 3, 4),
     ],
 )
 def test_allocation_is_as_large_as_the_largest_runs_need(monkeypatch, site, options, nodes, slots):
     monkeypatch.setenv("PATH", "")
     asked = allocation_for(load_study(None, KEYS, []), site, Slurm(), *options)
     assert (len(asked.hosts), asked.hosts[0].slots, asked.is_here) == (nodes, slots, False)
+
+
+def test_a_worker_takes_a_gpu_where_the_engine_computes_there(monkeypatch):
+    monkeypatch.setenv("PATH", "")
+    site = Site(cores_per_node=64, gpus_per_node=2)
+    on_gpus = load_study(None, KEYS | {"engine": "nccl"}, [])
+    asked = allocation_for(on_gpus, site, Slurm(), None, None)
+    assert (asked.hosts[0].slots, asked.hosts[0].gpus, asked.gpus) == (2, 2, 8)
+    assert allocation_for(load_study(None, KEYS, []), site, Slurm(), None, None).gpus == 0, "gloo asks for none"
 
 
 def test_a_partition_that_is_too_small_is_named_with_the_counts(clients):
