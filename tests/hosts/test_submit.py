@@ -96,7 +96,7 @@ def test_an_array_cancelled_in_the_middle_ends_with_the_rows_of_an_undisturbed_s
         cluster.hosts.login.call(["scancel", job["job"]], env=cluster.environment)
     until(lambda: cluster._idle() == 3, "all nodes are free", 90)
     until(lambda: not list(results.glob("shards/*/cancelled/lock")), "all commands have ended", 60)
-    assert site(SCALEBENCH, "collect", str(results), codes=(3,)).count("left") == sum(
+    assert site(SCALEBENCH, "collect", str(results), codes=(3,)).count("1 run left") == sum(
         not made_by_shard(results, number) for number in range(1, 7)
     )
     printed = site(SCALEBENCH, "status", str(results), "--poll", "1")
