@@ -11,14 +11,14 @@
 module load gcc openmpi
 source "$HOME/scalebench/bin/activate"
 
+trap 'kill -USR1 $study' USR1
 scalebench run study.yaml --output results &
 study=$!
-trap 'kill -USR1 $study' USR1
 wait $study
 while kill -0 $study 2>/dev/null; do wait $study; done
 wait $study
 status=$?
-if [ $status -eq 138 ] || [ $status -eq 130 ]; then   # stopped by the signal: among its runs, or before them
+if [ $status -eq 138 ]; then                 # stopped by the signal, after a run at least; 3: the slot is too short
     scontrol requeue "$SLURM_JOB_ID"
 fi
 exit $status

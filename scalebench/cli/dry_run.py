@@ -15,6 +15,7 @@ from scalebench.formatting import OVERSUBSCRIBED, counted
 from scalebench.records.progress import lost_epochs
 
 if TYPE_CHECKING:
+    from scalebench.launch.planning import StudyPlan
     from scalebench.launch.study_run import Standing
     from scalebench.study.spec import Run
 
@@ -67,7 +68,7 @@ def _table(standing: Standing) -> TerminalTable:
     counts = sorted({run.workers for run in runs})
     shards = [plan.prepared.plans[workers] for workers in counts]
     rows = [
-        *_strategies(plan.study.strategies, counts, runs, made),
+        *_strategies(plan, counts, made),
         ["steps per epoch", "", *(str(shard.steps(0)) for shard in shards)],
         ["batch per worker", "", *(str(shard.batch_size) for shard in shards)],
     ]
@@ -83,18 +84,17 @@ def _table(standing: Standing) -> TerminalTable:
     return TerminalTable(title, columns, rows, [_legend(standing)])
 
 
-def _strategies(
-    strategies: Sequence[object], counts: Sequence[int], runs: Sequence[Run], made: Sequence[Run]
-) -> list[list[str]]:
+def _strategies(plan: StudyPlan, counts: Sequence[int], made: Sequence[Run]) -> list[list[str]]:
     """Return a row for each strategy: its name, the engine of its real processes, and the marks at each count."""
     from scalebench.launch.sweep import is_oversubscribed
 
+    runs = plan.sweep.runs
     planned = Counter(map(_point_of, runs))
     done = Counter(map(_point_of, made))
-    crowded = {_point_of(run) for run in runs if is_oversubscribed(run)}
+    crowded = {_point_of(run) for run in runs if is_oversubscribed(run, plan.allocation)}
     usual = max(planned.values(), default=0)
     rows = []
-    for strategy in map(str, strategies):
+    for strategy in map(str, plan.study.strategies):
         engines = {run.engine for run in runs if str(run.strategy) == strategy and run.engine != "virtual"}
         cells = []
         for workers in counts:
@@ -122,7 +122,7 @@ def _legend(standing: Standing) -> str:
     runs, until = standing.plan.sweep.runs, standing.plan.study.until
     executions = {run.execution for run in runs}
     named = [f"{mark} {execution}" for execution, mark in _MARKS.items() if execution in executions]
-    if any(map(is_oversubscribed, runs)):
+    if any(is_oversubscribed(run, standing.plan.allocation) for run in runs):
         named.append(f"{OVERSUBSCRIBED} oversubscribed")
     usual = max(Counter(map(_point_of, runs)).values(), default=0)
     each = f"{usual} to {until.at_most} repetitions" if until else counted(usual, "repetition")

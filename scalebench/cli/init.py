@@ -1,4 +1,4 @@
-"""`scalebench init [DIR]`: a commented study file to begin from."""
+"""`scalebench init [DIR]`: a commented study file to begin from, or the facts of a site."""
 
 from __future__ import annotations
 
@@ -10,23 +10,52 @@ from scalebench.cli.options import FOLDER
 from scalebench.errors import StudyError
 from scalebench.records.folder import STUDY
 
+_OF_A_SITE = ("MPI", "mpi4py", "launcher", "Slurm", "NCCL")  # what doctor says of them explains the facts
 TEMPLATE = Path(__file__).with_name("study_template.yaml")
 
 
 @click.command()
 @click.argument("folder", metavar="[DIR]", type=FOLDER, default=Path())
-def init(folder: Path) -> None:
+@click.option("--site", is_flag=True, help="Write a site.yaml, for `submit`, with what doctor finds here.")
+def init(folder: Path, site: bool) -> None:
     """Write DIR/study.yaml (default: ./study.yaml), a commented study that runs as it is in under a minute.
 
-    An existing file is left alone.
+    With --site, write DIR/site.yaml instead: account, partition, nodes and modules of a batch system, as far as they
+    are found here. An existing file is left alone.
     """
-    path = folder / STUDY
+    path = folder / ("site.yaml" if site else STUDY)
+    text = _site_text() if site else TEMPLATE.read_text(encoding="utf-8")
     try:
         folder.mkdir(parents=True, exist_ok=True)
         with path.open("x", encoding="utf-8") as file:
-            file.write(TEMPLATE.read_text(encoding="utf-8"))
+            file.write(text)
     except FileExistsError:
         raise StudyError(f"{path} is there already and was left alone; name another folder, or remove it") from None
     except OSError as error:
         raise StudyError(f"cannot write {path}: {error.strerror}; name another folder") from None
-    click.echo(f"{path} written; next: scalebench run {path}")
+    following = "scalebench submit STUDY --dry-run" if site else f"scalebench run {path}"
+    click.echo(f"{path} written; next: {following}")
+
+
+def _site_text() -> str:
+    """Return a site.yaml with the scheduler, the partition and the launcher that are found here."""
+    from scalebench.batch.job import SchedulerError
+    from scalebench.batch.schedulers import found_here
+    from scalebench.batch.site import site_template
+    from scalebench.comm.engines import find_mpirun
+    from scalebench.install.examine import examine
+
+    known: dict[str, object] = {}
+    remarks = [f"doctor: {found.part}: {found.detail}" for found in examine() if found.part in _OF_A_SITE]
+    if scheduler := found_here():
+        known["scheduler"] = scheduler.name
+        try:
+            partition = scheduler.partition(None)
+        except SchedulerError as error:
+            partition, remarks = None, [*remarks, str(error)]
+        if partition is not None:
+            known |= {"partition": partition.name, "nodes": partition.nodes, "cores_per_node": partition.cores_per_node}
+            known |= {"gpus_per_node": partition.gpus_per_node} if partition.gpus_per_node else {}
+            known |= {"max_time": partition.max_time_s} if partition.max_time_s else {}
+        known["launcher"] = "mpirun" if find_mpirun() else "srun"
+    return site_template(known, remarks)

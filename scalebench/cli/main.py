@@ -26,7 +26,9 @@ GROUPS = {  # heading in `--help` -> name of a command -> its line there; the mo
     },
     "Run": {
         "run": "Run a scaling study, real and virtual, and keep every number.",
+        "submit": "Submit a study as jobs of Slurm, PBS or LSF.",
         "status": "Say what of a study is done, and how long the rest will take.",
+        "collect": "Merge what the jobs of a submitted study made.",
         "calibrate": "Measure this machine and a model once, for many studies.",
         "recalibrate": "Give finished virtual runs new times, without training.",
         "reproduce": "Run a paper's studies, and put its numbers beside ours.",

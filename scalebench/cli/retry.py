@@ -24,9 +24,12 @@ from scalebench.records.folder import STUDY
 @jobs_option
 @launcher_option
 @keep_going_option
+@click.option("--submit", "submits", is_flag=True, help="Submit a job for each shard with failed runs.")
 @table_options
 @verbosity_options
-def retry(results: Path | None, jobs: int | None, fail_fast: bool, against: tuple[str, ...], full: bool) -> int:
+def retry(
+    results: Path | None, jobs: int | None, fail_fast: bool, submits: bool, against: tuple[str, ...], full: bool
+) -> int:
     """Run again what failed, diverged or timed out in RESULTS, as `run RESULTS --retry` (default: the newest study).
 
     The rows of the failed attempts stay; the latest attempt counts. Runs that were never tried are left to `run`.
@@ -40,6 +43,16 @@ def retry(results: Path | None, jobs: int | None, fail_fast: bool, against: tupl
     folder = study_folder(results)
     if folder.name in ("", ".."):  # as `.` and `..` are
         folder = folder.resolve()
+    if submits:
+        from scalebench.batch.schedulers import scheduler_for
+        from scalebench.batch.site import site_for
+        from scalebench.batch.submission import read_submission
+        from scalebench.cli.submit import again
+
+        site, _ = site_for(Path())
+        named = site.scheduler or read_submission(folder).scheduler
+        again(folder, scheduler_for(named), site, retry=True)
+        return 0
     if not (folder / STUDY).is_file():
         raise ResultsError(f"{folder} holds no study.yaml; expected the folder of a study, such as results/<study>")
     if not progress_of(folder).failures:

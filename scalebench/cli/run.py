@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import rich_click as click
 from click import get_current_context
@@ -20,10 +20,13 @@ from scalebench.cli.options import (
     verbosity,
     verbosity_options,
 )
-from scalebench.cli.run_common import enter_first_folder, run_plan
+from scalebench.cli.run_common import enter_first_folder, refuse_early_signal, run_plan
 from scalebench.cli.study_options import STUDY_OPTIONS, flag_of, set_option, study_argument, study_options
 from scalebench.errors import UsageError
 from scalebench.records.folder import STUDY
+
+if TYPE_CHECKING:
+    from scalebench.launch.planning import StudyPlan
 
 # flags of version 0.1 that are keys for `--set` alone in the next one
 _OLD_FLAGS = (
@@ -53,6 +56,7 @@ _PANELS = {  # of `--help`; the options that are in none stand in the last
         "--require-quiet",
         "--until",
         "--retry",
+        "--shard",
         "--fail-fast",
         "--jobs",
         "--launcher",
@@ -85,6 +89,7 @@ _PANELS = {  # of `--help`; the options that are in none stand in the last
 )
 @click.option("--new", is_flag=True, help="A changed study of the same name goes to a folder of its own, NAME-2 ...")
 @click.option("--retry", is_flag=True, help="Make the failed runs again, and no other.")
+@click.option("--shard", type=int, metavar="NUMBER", help="Make one shard of a study that was submitted as jobs.")
 @launcher_option
 @keep_going_option
 @click.option("--dry-run", is_flag=True, help="Show the runs and an estimate, and run nothing.")
@@ -96,6 +101,7 @@ def run(
     output: Path,
     new: bool,
     retry: bool,
+    shard: int | None,
     fail_fast: bool,
     against: tuple[str, ...],
     full: bool,
@@ -121,10 +127,16 @@ def run(
     from scalebench.launch.planning import plan_study
     from scalebench.study.load import load_study
 
+    refuse_early_signal()
     for key in filter(_chosen, _OLD_FLAGS):
         if verbosity() >= 0:
             click.echo(f"note: the next version has --set {key}=... in place of {flag_of(key)}", err=True)
     strategies = list(flags.pop("strategies")) or None
+    if shard is not None:
+        if study is None or new or strategies or sets or until or _chosen("output", *flags):
+            raise UsageError("--shard: expected the folder of a submitted study, and no option that changes the study")
+        plan, output = _shard(study.parent if study.name == STUDY else study, shard)
+        return run_plan(plan, output, jobs=jobs, fail_fast=fail_fast, only_failed=retry, against=against, full=full)
     if study is not None and study.is_dir():
         study /= STUDY
     if study is not None and not (new or strategies or sets or until or _chosen("output", *flags)):
@@ -149,6 +161,15 @@ def run(
         show_plan(standing(plan, output / plan.study.name), jobs)
         return 0
     return run_plan(plan, output, jobs=jobs, fail_fast=fail_fast, only_failed=retry, against=against, full=full)
+
+
+def _shard(folder: Path, number: int) -> tuple[StudyPlan, Path]:
+    """Return the plan of a shard of the study in `folder`, and the folder of its results."""
+    from scalebench.batch.shards import folder_of
+    from scalebench.batch.submission import plan_of_shard
+
+    folder = enter_first_folder(folder)
+    return plan_of_shard(folder, number), folder_of(folder, number).parent
 
 
 def _has_failures(folder: Path) -> bool:

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import os
 import signal
+import threading
 from collections.abc import Sequence
 from pathlib import Path
+from types import FrameType
 from typing import TYPE_CHECKING
 
 from scalebench.cli.options import verbosity
 from scalebench.cli.progress import watching
+from scalebench.errors import ScalebenchError
 from scalebench.formatting import counted
 
 if TYPE_CHECKING:
@@ -31,22 +34,56 @@ def run_plan(
 ) -> int:
     """Run `plan`, print the answer and return the exit code.
 
-    0: every run was made; 1: a run failed; RUNS_LEFT: runs are left; 128 + the signal that ended it.
-
+    0: every run was made; 1: a run failed; RUNS_LEFT: runs are left; 128 + the signal that ended it. A job that goes
+    back into the queue after the signal of its time limit would do so for ever where no run ends in its time: then
+    RUNS_LEFT.
 
     The table below the answer has reductions `against` baselines of the study; the `full` one has every point.
     """
     from scalebench.launch.study_run import run_study
     from scalebench.records.folder import timed
+    from scalebench.system.interruption import AbandonedError
 
-    with timed(output / plan.study.name, "run", added=True), watching() as watcher:
-        tally = run_study(plan, output, watcher, jobs=jobs, fail_fast=fail_fast, only_failed=only_failed)
+    try:
+        with timed(output / plan.study.name, "run", added=True), watching() as watcher:
+            tally = run_study(plan, output, watcher, jobs=jobs, fail_fast=fail_fast, only_failed=only_failed)
+    except AbandonedError as error:
+        if error.signum != signal.SIGUSR1:
+            raise
+        raise TooShortError from None
     _summarise(tally, against, full)
+    if (
+        tally.interrupted == signal.SIGUSR1
+        and tally.remaining
+        and not (tally.completed or tally.trials or tally.failed)
+    ):
+        raise TooShortError
     if tally.interrupted is not None:
         return 128 + tally.interrupted
     if tally.failed:
         return 1
     return RUNS_LEFT if tally.remaining else 0
+
+
+class TooShortError(ScalebenchError):
+    """The time limit of a job left no time for a run; to queue the job again would change nothing."""
+
+    exit_code = RUNS_LEFT
+
+    def __init__(self) -> None:
+        super().__init__(
+            "no run ended before SIGUSR1, the signal of the time limit: the job is too short for one; give it more time"
+        )
+
+
+def refuse_early_signal() -> None:
+    """Let SIGUSR1 end the command as too short from now on; while runs are made, they end first."""
+
+    def too_early(signum: int, frame: FrameType | None) -> None:
+        raise TooShortError
+
+    if threading.current_thread() is threading.main_thread():
+        signal.signal(signal.SIGUSR1, too_early)
 
 
 def enter_first_folder(folder: Path) -> Path:

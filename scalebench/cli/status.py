@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 import rich_click as click
 
 from scalebench.cli.options import json_option, results_argument, study_folder
+from scalebench.errors import UsageError
 from scalebench.formatting import counted, roughly
 
 if TYPE_CHECKING:
@@ -22,15 +23,35 @@ _SHOWN = 5  # failed runs
 @click.command()
 @results_argument
 @json_option
-def status(results: Path | None, as_json: bool) -> None:
+@click.option("--watch", is_flag=True, help="Go on until no job of a submitted study runs or waits.")
+@click.option(
+    "--poll",
+    type=click.IntRange(min=1),
+    default=30,
+    show_default=True,
+    metavar="SECONDS",
+    help="Time between two questions to the scheduler, of all commands together.",
+)
+def status(results: Path | None, as_json: bool, watch: bool, poll: int) -> int:
     """Say what of the study in RESULTS (of several the newest; default: results/) is done and left.
 
     The expected time is that of the finished runs of the same execution and engine.
+
+    Of a study that was submitted, say for each job what is done by its own records, and why the rest is not: running,
+    waiting or failed, as the scheduler says. With --watch the exit code is 0 if all runs are done, 1 if some failed,
+    and 3 if some are left without a job.
     """
+    from scalebench.batch.submission import is_submitted
     from scalebench.records.lock import owner_of
     from scalebench.records.progress import lost_epochs, progress_of
 
     folder = study_folder(results)
+    if is_submitted(folder):
+        from scalebench.cli.submitted import watch_jobs
+
+        return watch_jobs(folder, as_json=as_json, watch=watch, poll_s=poll)
+    if watch:
+        raise UsageError(f"--watch: {folder} was not submitted as jobs; scalebench run shows its own progress")
     gc.disable()  # a hundred thousand rows make no cycles, but would be searched for them
     try:
         progress, owner = progress_of(folder), owner_of(folder)
@@ -51,7 +72,7 @@ def status(results: Path | None, as_json: bool) -> None:
             "writer": asdict(owner) if owner else None,
         }
         click.echo(json.dumps(facts, indent=2))
-        return
+        return 0
     left = progress.remaining.total()
     click.echo(
         f"{progress.study}: {progress.done} of {counted(progress.planned, 'run')} done, "
@@ -76,6 +97,7 @@ def status(results: Path | None, as_json: bool) -> None:
         click.echo("not running; the command that began it goes on with it")
     if progress.failures and not owner:
         click.echo(f"to run the failed ones again: scalebench run {folder} --retry")
+    return 0
 
 
 def _expected(progress: Progress) -> list[str]:

@@ -114,12 +114,15 @@ def starts_by_mpi(engine_names: Iterable[str]) -> bool:
     return launcher() == "mpirun" or not {"mpi", "horovod"}.isdisjoint(engine_names)
 
 
-def available(engine: str) -> str | None:
-    """Return None if `engine` can be launched here, else the reason and the command that adds it; imports little."""
+def available(engine: str, *, here: bool = True) -> str | None:
+    """Return None if `engine` can be launched, else the reason and the command that adds it; imports little.
+
+    `here` is this machine, with its GPUs and its job; otherwise a job still to be submitted with this installation.
+    """
     provides(engine)
     mpirun = find_mpirun()
     if launcher() == "srun":
-        if reason := slurm.lacks(engine):
+        if reason := slurm.lacks(engine, here=here):
             return reason
     elif mpirun is None:
         return f"no mpirun beside {sys.executable} or on PATH; add it with: {ADD_MPI}"
@@ -138,6 +141,8 @@ def available(engine: str) -> str | None:
     if engine == "nccl":
         if not any((torch / "lib").glob("libtorch_cuda*")):
             return "this torch has no CUDA; install one of https://pytorch.org/get-started/locally that has"
+        if not here:
+            return None
         driver = Path("/proc/driver/nvidia/version").exists() or Path("/dev/nvidiactl").exists()
         if not driver or not gpus():
             return "no NVIDIA GPU here; use --engine gloo, or run where there is one"

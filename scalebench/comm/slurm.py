@@ -21,9 +21,9 @@ def in_job() -> bool:
     return bool(os.environ.get("SLURM_JOB_ID"))
 
 
-def lacks(engine: str) -> str | None:
-    """Return None if srun can start the ranks of `engine` here, else the reason."""
-    if not in_job():
+def lacks(engine: str, *, here: bool = True) -> str | None:
+    """Return None if srun can start the ranks of `engine`, else the reason; in this job, unless it is not `here`."""
+    if here and not in_job():
         return "srun starts ranks inside a job only; submit the study with sbatch, or use --launcher mpirun"
     if shutil.which("srun") is None:
         return "no srun on PATH; use --launcher mpirun"

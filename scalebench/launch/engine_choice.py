@@ -10,7 +10,7 @@ from typing import Literal
 from scalebench.comm import engines
 from scalebench.comm.base import Capability
 from scalebench.errors import OWN_MODULE, EngineError
-from scalebench.launch.hosts import Hosts
+from scalebench.launch.hosts import Allocation
 from scalebench.records.provenance import JOB_IDS
 from scalebench.strategies import registry
 from scalebench.strategies.base import Strategy
@@ -64,9 +64,9 @@ def _class_on(name: str, engine: str) -> type[Strategy]:
 
 
 def native_points(
-    study: Study, component: Component, counts: Sequence[int], hosts: Hosts, notes: list[str]
+    study: Study, component: Component, counts: Sequence[int], allocation: Allocation, notes: list[str]
 ) -> tuple[str, list[int]] | None:
-    """The engine of a strategy's real runs and their worker `counts`; under `auto` those that fit the hosts, else all.
+    """The engine of a strategy's real runs and their worker `counts`; under `auto` those that fit, else all.
 
     None under `auto` if no engine can carry the strategy and none was named; the reason is added to `notes`.
 
@@ -75,8 +75,8 @@ def native_points(
     """
     auto = study.execution == "auto"
     known = registry.create(component.name, component.options)
-    engine = _engine_for(study, known)
-    reason = engines.available(engine)
+    engine = _engine_for(study, known, allocation)
+    reason = engines.available(engine, here=allocation.is_here)
     if reason is not None:
         if not auto or study.engine != "auto":
             raise EngineError(f"strategy {component.name}: engine {engine} is not available: {reason}")
@@ -94,11 +94,13 @@ def native_points(
         raise EngineError(f"strategy {component}: engine {engine} cannot carry {wire}; use fp16, or another --engine")
     if auto:
         if engine == "nccl":
-            return engine, [workers for workers in counts if workers <= hosts.gpus]
-        return engine, hosts.most(study.threads_per_worker, counts)
-    if engine == "nccl" and not in_job() and max(counts) > (held := engines.gpus()):
+            return engine, [workers for workers in counts if workers <= allocation.gpus]
+        return engine, allocation.most(study.threads_per_worker, counts)
+    is_known = not allocation.is_here or not in_job()
+    held, where = (engines.gpus(), "here") if allocation.is_here else (allocation.gpus, "in that allocation")
+    if engine == "nccl" and is_known and max(counts) > held:
         raise EngineError(
-            f"strategy {component.name}: engine nccl takes a GPU for each worker, and here "
+            f"strategy {component.name}: engine nccl takes a GPU for each worker, and {where} "
             f"{'is' if held == 1 else 'are'} {held} for {max(counts)}; use --workers 1..{held}, or --engine gloo"
         )
     return engine, list(counts)
@@ -138,13 +140,16 @@ def check_provided(strategy: Strategy, engine: str, provided: frozenset[Capabili
         )
 
 
-def _engine_for(study: Study, strategy: Strategy) -> str:
+def _engine_for(study: Study, strategy: Strategy, allocation: Allocation) -> str:
     if study.engine != "auto":
         return study.engine
-    if (alike := study.virtual.engine) in _able(strategy) and engines.available(alike) is None:
+    here = allocation.is_here
+    if (alike := study.virtual.engine) in _able(strategy) and engines.available(alike, here=here) is None:
         return alike  # so that virtual times can be checked
-    on_gpus = "nccl" in strategy.engines and engines.available("nccl") is None
-    if on_gpus and (in_job() or engines.gpus() > 1):  # a lone GPU holds one worker: nothing is communicated
+    on_gpus = "nccl" in strategy.engines and engines.available("nccl", here=here) is None
+    if on_gpus and (
+        (in_job() or engines.gpus() > 1) if here else allocation.gpus > 1
+    ):  # a lone GPU holds one worker: nothing is communicated
         return "nccl"
     return strategy.engines[0]
 

@@ -1,4 +1,4 @@
-"""The hosts over which mpirun or srun spreads ranks, their cores, slots and GPUs.
+"""The allocation over whose hosts mpirun or srun spreads ranks: their cores, slots and GPUs, read or stated.
 
 Each is asked, in a launch of one process a host: a scheduler's variables name hosts, a hostfile does, or neither; their
 cores only they know. Where nothing speaks of other hosts, this one is taken without asking.
@@ -52,10 +52,21 @@ class Host:
 
 
 @dataclass(frozen=True)
-class Hosts:
-    """The hosts of an allocation, in the order in which their slots are filled."""
+class Allocation:
+    """The hosts of an allocation, in the order in which their slots are filled.
+
+    Read from where this process runs (`reachable`), or stated for a job that is still to be submitted (`asked`).
+    """
 
     hosts: tuple[Host, ...]
+    is_here: bool = True  # False: it is stated, and nothing can be started on it now
+
+    @classmethod
+    def asked(cls, nodes: int, slots: int, *, cores: int | None = None, gpus: int = 0) -> Allocation:
+        """State `nodes` equal nodes of `slots` ranks each, on as many cores unless `cores` says another number."""
+        cores = slots if cores is None else cores
+        hosts = tuple(Host(f"node{number}", slots, cores, cores, gpus) for number in range(nodes))
+        return cls(hosts, is_here=False)
 
     @property
     def cores(self) -> int:
@@ -69,10 +80,10 @@ class Hosts:
     def gpus(self) -> int:
         return sum(host.gpus for host in self.hosts)
 
-    def with_at_most(self, ranks: int) -> Hosts:
+    def with_at_most(self, ranks: int) -> Allocation:
         """The same hosts with equally many slots each, `ranks` at most and no more than cores."""
         each = min(ranks, *(max(1, min(host.slots, host.cores)) for host in self.hosts))
-        return Hosts(tuple(replace(host, slots=each) for host in self.hosts))
+        return replace(self, hosts=tuple(replace(host, slots=each) for host in self.hosts))
 
     def ranks_on(self, ranks: int) -> list[int]:
         """Number of the first `ranks` ranks on each host: slot by slot, ranks beyond the slots evenly."""
@@ -98,13 +109,13 @@ class Hosts:
         return [count for count in counts if count <= self.slots and not self.is_oversubscribed("mpi", count, threads)]
 
 
-def this_host() -> Hosts:
+def this_host() -> Allocation:
     """The host of this process alone."""
     cores = engines.cores()
-    return Hosts((Host(platform.node(), cores, cores, engines.physical_cores(), engines.gpus()),))
+    return Allocation((Host(platform.node(), cores, cores, engines.physical_cores(), engines.gpus()),))
 
 
-def reachable() -> Hosts:
+def reachable() -> Allocation:
     """The hosts of this allocation; queried once for each environment.
 
     Raises:
@@ -161,12 +172,12 @@ def _asking() -> tuple[str, ...]:
 
 
 @cache
-def _asked(asking: tuple[str, ...], _: tuple[str, ...]) -> Hosts:
+def _asked(asking: tuple[str, ...], _: tuple[str, ...]) -> Allocation:
     answers, counted = _ask(asking, [])
     slots = list(counted.values()) or slurm.slots()
     given = slots if len(slots) == len(answers) else [facts["cores"] for facts in answers]
     share = slurm.gpus_per_task() if engines.launcher() == "srun" else 0
-    return Hosts(
+    return Allocation(
         tuple(
             Host(facts["name"], count, facts["cores"], facts["physical_cores"], share * count or facts["gpus"])
             for facts, count in zip(answers, given, strict=True)

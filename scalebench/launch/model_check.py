@@ -53,7 +53,9 @@ def look_at_model(plan: StudyPlan) -> list[str]:
     divided = any(cuts_model(run) for run in plan.sweep.runs)
     layers = require_cut(model, str(study.model), dataset.input_shape) if divided else None
     runs, cluster = plan.sweep.runs, plan.cluster
-    strategy_warnings(study, runs, cluster, shapes=shapes, without_gradient=without_gradient, layers=layers)
+    strategy_warnings(
+        study, runs, cluster, plan.allocation, shapes=shapes, without_gradient=without_gradient, layers=layers
+    )
     if any(buffer.is_floating_point() for buffer in model.buffers()):
         notes += local_statistics(study)
     meta = model.to("meta")
@@ -168,12 +170,15 @@ def _hours(hours: float) -> str:
     return f"{hours:.3f}" if hours < 10 else f"{hours:,.0f}"
 
 
-def estimate(plan: StudyPlan, left: Sequence[Run], most_to_come: int, jobs: int) -> ComputeEstimate:
+def estimate(
+    plan: StudyPlan, left: Sequence[Run], most_to_come: int, jobs: int, step_s: float | None = None
+) -> ComputeEstimate:
     """Estimate the time of the runs and trials that are `left`, `jobs` virtual ones at a time.
 
-    It follows from one local step measured now. Of `most_to_come` runs each takes as long as those on average.
+    It follows from one local step, measured now unless `step_s` states it. Of `most_to_come` runs each takes as long as
+    those on average.
     """
-    step_s = measured_step(plan)
+    step_s = measured_step(plan) if step_s is None else step_s
     native = sum(run_steps(plan, run) * step_s for run in left if run.execution == "native")
     paced_step = plan.study.device_step_time or step_s
     native += sum(run_steps(plan, run) * paced_step for run in left if run.execution == "paced")

@@ -10,14 +10,15 @@ from pathlib import Path
 from scalebench.cluster.load import load_cluster
 from scalebench.cluster.network import allreduce_name
 from scalebench.cluster.spec import Cluster
-from scalebench.comm import engines, slurm
+from scalebench.comm import engines
 from scalebench.data.catalog import prepare, prepare_validation, with_checksum
 from scalebench.data.dataset import Dataset, open_dataset
 from scalebench.data.layout import cut
 from scalebench.data.plan import BatchPlan
 from scalebench.errors import DataError, StudyError
 from scalebench.formatting import counted
-from scalebench.launch.hosts import reachable
+from scalebench.launch.engine_choice import in_job
+from scalebench.launch.hosts import Allocation, reachable
 from scalebench.launch.sweep import Detail, Sweep, expand, is_oversubscribed, strategy_warnings
 from scalebench.launch.tuning import trials_of
 from scalebench.models.pinning import pinned
@@ -84,7 +85,7 @@ class StudyPlan:
     """The runs of a study, the cluster and the prepared data.
 
     `trials` come first where the study is tuned, on the data in `validation`; `sweep` has the values of the study until
-    the trials have given others (`tuning.with_chosen`).
+    the trials have given others (`tuning.with_chosen`). `allocation` is the one that was stated, None for this one.
     """
 
     study: Study
@@ -93,13 +94,14 @@ class StudyPlan:
     prepared: Preparation
     trials: list[Run] = field(default_factory=list)
     validation: Preparation = field(default_factory=Preparation)
+    allocation: Allocation | None = None
 
     @property
     def notes(self) -> list[str]:
         return [
             *self.sweep.notes,
-            *why_oversubscribed(self.sweep.runs),
-            *beyond_the_slots(self.sweep.runs),
+            *why_oversubscribed(self.sweep.runs, self.allocation),
+            *beyond_the_slots(self.sweep.runs, self.allocation),
             *between_nodes(self.sweep.runs, self.cluster),
             *self.prepared.notes,
         ]
@@ -127,7 +129,7 @@ class StudyPlan:
         """
         if self.study.native_budget_s is not None:
             return self.study.native_budget_s
-        return NATIVE_BUDGET_S if self.study.execution == "auto" and not slurm.in_job() else math.inf
+        return NATIVE_BUDGET_S if self.study.execution == "auto" and not in_job() else math.inf
 
     @property
     def measures(self) -> bool:
@@ -137,8 +139,10 @@ class StudyPlan:
         return real or (self.cluster.compute == "this-machine" and not given)
 
 
-def plan_study(study: Study, *, timed: bool = True) -> StudyPlan:
+def plan_study(study: Study, allocation: Allocation | None = None, *, timed: bool = True) -> StudyPlan:
     """Resolve `study` and check everything that can be checked before it runs; unless `timed`, without step times.
+
+    Real runs are planned for `allocation`, which may be one that is still to be submitted; by default for this one.
 
     Raises:
         UsageError: the study cannot run as it is; one line.
@@ -146,12 +150,12 @@ def plan_study(study: Study, *, timed: bool = True) -> StudyPlan:
     given, study = study, with_default_batch(pinned(study))
     cluster = load_cluster(study.cluster)
     there = study.model_copy(update={"virtual": study.virtual.with_defaults(cluster.uneven)})
-    sweep = expand(there, cluster, timed=timed)
+    sweep = expand(there, cluster, allocation, timed=timed)
     _slow_nodes_exist(study.virtual.slow_links, cluster, sweep.runs)
     prepared = prepare_study(there, sweep.runs)
     study = with_checksum(study)
     steps = {workers: plan.steps(0) for workers, plan in prepared.plans.items()}
-    warnings = strategy_warnings(there, sweep.runs, cluster, steps=steps)
+    warnings = strategy_warnings(there, sweep.runs, cluster, allocation, steps=steps)
     prepared.notes += [warning for warning in warnings if warning not in sweep.notes]
     if study.batch_global != given.batch_global:
         prepared.notes.append(
@@ -166,7 +170,7 @@ def plan_study(study: Study, *, timed: bool = True) -> StudyPlan:
         folder = prepare_validation(there, workers, study.tune.validation, study.seed)
         what = f"tune: trials at {counted(workers, 'worker')}"
         validation.add(there, trials, workers, folder, trials[0].seed, what)
-    return StudyPlan(study, cluster, sweep, prepared, trials, validation)
+    return StudyPlan(study, cluster, sweep, prepared, trials, validation, allocation)
 
 
 def between_nodes(runs: Iterable[Run], cluster: Cluster) -> list[str]:
@@ -204,12 +208,14 @@ def _slow_nodes_exist(slow: SlowLinks, cluster: Cluster, runs: Iterable[Run]) ->
             )
 
 
-def why_oversubscribed(runs: Iterable[Run]) -> list[str]:
+def why_oversubscribed(runs: Iterable[Run], allocation: Allocation | None = None) -> list[str]:
     """Note the oversubscribed points of `runs` and the reasons; empty if there are none."""
     crowded: dict[str, set[int]] = {}
     reasons: set[str] = set()
     moving: set[str] = set()
-    for run in filter(is_oversubscribed, runs):
+    for run in runs:
+        if not is_oversubscribed(run, allocation):
+            continue
         servers = server_ranks(run)
         crowded.setdefault(f"{run.engine}{' with servers' * bool(servers)}", set()).add(run.workers)
         if servers:
@@ -225,7 +231,7 @@ def why_oversubscribed(runs: Iterable[Run]) -> list[str]:
             f"a worker of {' or '.join(sorted(moving))} has a thread that moves bytes beside the one that computes"
         )
     points = [f"{name} at {', '.join(map(str, sorted(counts)))} workers" for name, counts in sorted(crowded.items())]
-    here = reachable()
+    here = allocation or reachable()
     places = f" of {len(here.hosts)} nodes" if len(here.hosts) > 1 else ""
     return [
         f"oversubscribed on {here.cores} core{'s' * (here.cores > 1)}{places}, so drawn but never a baseline nor "
@@ -233,11 +239,12 @@ def why_oversubscribed(runs: Iterable[Run]) -> list[str]:
     ]
 
 
-def beyond_the_slots(runs: Iterable[Run]) -> list[str]:
+def beyond_the_slots(runs: Iterable[Run], allocation: Allocation | None = None) -> list[str]:
     """Note the points of `runs` that take more processes than an allocation of several nodes has slots."""
-    if len(reachable().hosts) == 1:
+    on = allocation or reachable()
+    if len(on.hosts) == 1:
         return []
-    slots, taken = reachable().slots, {}
+    slots, taken = on.slots, {}
     for run in runs:
         servers = server_ranks(run) if run.engine != "virtual" else 0
         if run.engine != "virtual" and (needed := run.workers + servers) > slots:

@@ -9,12 +9,13 @@ import subprocess
 import sys
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 
 from scalebench.comm import engines, slurm
 from scalebench.comm.mpi_match import AS_ROOT
 from scalebench.errors import EngineError
-from scalebench.launch.hosts import SPEAK_OF_HOSTS, Hosts, reachable, this_host
+from scalebench.launch.hosts import SPEAK_OF_HOSTS, Allocation, reachable, this_host
 from scalebench.records.provenance import TIMING
 
 _GRACE_S = 5.0  # between asking processes to end and ending them
@@ -35,13 +36,13 @@ def launch_command(
     alone: bool = False,
     mpi: bool = True,
     settings: Iterable[str] = (),
-    on: Hosts | None = None,
+    on: Allocation | None = None,
 ) -> tuple[list[str], str]:
     """The command of mpirun or srun that starts `ranks` processes, up to the program, and how it binds them.
 
     `alone`: all of them on one host, in the environment for that. Without `mpi`, srun joins them by no MPI. Ranks on
     other hosts are given by name what they need of this process's environment, threads, and `settings`. `on`: hosts
-    with equally many slots each, which are filled (`Hosts.with_at_most`).
+    with equally many slots each, which are filled (`Allocation.with_at_most`).
 
     Raises:
         EngineError: there is no mpirun.
@@ -52,7 +53,7 @@ def launch_command(
         raise EngineError(f"no mpirun beside {sys.executable} or on PATH; add it with: {engines.ADD_MPI}")
     hosts = on or (reachable() if by_slurm or not alone else this_host())
     if alone:
-        hosts = Hosts(hosts.hosts[:1])
+        hosts = replace(hosts, hosts=hosts.hosts[:1])
     widths = (threads + progress_threads, threads)
     width = next((cores for cores in widths if bind and hosts.can_bind(ranks, cores)), 0)
     binding = {0: "none", 1: "core"}.get(width, f"core:{width}")

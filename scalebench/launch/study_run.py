@@ -335,7 +335,7 @@ class StudyRun:
             run,
             outcome,
             attempt=self._store.next_attempt(run.run_id),
-            oversubscribed=is_oversubscribed(run),
+            oversubscribed=is_oversubscribed(run, self.plan.allocation),
             started_utc=self._started_utc.get(run.run_id) or _now(),
             provenance=self._provenance_columns(outcome.facts.machines),
         )

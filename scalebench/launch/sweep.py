@@ -14,7 +14,7 @@ import numpy as np
 from scalebench.cluster.spec import Cluster, require_step_times
 from scalebench.errors import ModelError, StudyError
 from scalebench.launch.engine_choice import VIRTUAL_PROVIDES, charged_engine, check_provided, native_points
-from scalebench.launch.hosts import Hosts, reachable
+from scalebench.launch.hosts import Allocation, reachable
 from scalebench.native.job import server_ranks
 from scalebench.strategies import registry
 from scalebench.strategies.base import Setting
@@ -110,8 +110,8 @@ class _Cell:
     charged: str = "auto"  # of virtual cells: `virtual.engine` as far as it can carry the strategy
 
 
-def expand(study: Study, cluster: Cluster, hosts: Hosts | None = None, *, timed: bool = True) -> Sweep:
-    """Every run of `study`; real ones on `hosts`, by default those that can be reached.
+def expand(study: Study, cluster: Cluster, allocation: Allocation | None = None, *, timed: bool = True) -> Sweep:
+    """Every run of `study`; real ones on `allocation`, by default this one.
 
     `auto` is virtual at every worker count plus native where the cores, or GPUs, allow. Serial runs once, at one
     worker, for each execution. Repetitions are blocks: within each, the order of strategies and worker counts is a
@@ -124,9 +124,9 @@ def expand(study: Study, cluster: Cluster, hosts: Hosts | None = None, *, timed:
         ClusterError: virtual runs without step times of their device, or more workers than the cluster holds.
     """
     sweep = Sweep([])
-    found = [cell for component in study.strategies for cell in _cells(study, component, hosts, sweep.notes)]
+    found = [cell for component in study.strategies for cell in _cells(study, component, allocation, sweep.notes)]
     cells = list({(cell.execution, cell.engine, str(cell.strategy), cell.workers): cell for cell in found}.values())
-    sweep.notes += strategy_warnings(study, cells, cluster, hosts)
+    sweep.notes += strategy_warnings(study, cells, cluster, allocation)
     if not cells:
         raise StudyError(f"nothing to run: {'; '.join(sweep.notes) or 'no strategy fits the worker counts'}")
     if any(cell.engine == "virtual" for cell in cells):
@@ -141,13 +141,13 @@ def expand(study: Study, cluster: Cluster, hosts: Hosts | None = None, *, timed:
                 "and virtual time may be off is in their interval beside it, and no repetition narrows that"
             )
         )
-    runs = _ordered(study, cells, hosts)
+    runs = _ordered(study, cells, allocation)
     sweep.runs = [run for run in runs if run.repetition < study.repetitions]
     sweep.further = [run for run in runs if run.repetition >= study.repetitions]
     return sweep
 
 
-def _cells(study: Study, component: Component, hosts: Hosts | None, notes: list[str]) -> list[_Cell]:
+def _cells(study: Study, component: Component, allocation: Allocation | None, notes: list[str]) -> list[_Cell]:
     known = registry.create(component.name, component.options)
     counts = study.workers if known.requires else [1]
     cells: list[_Cell] = []
@@ -159,7 +159,7 @@ def _cells(study: Study, component: Component, hosts: Hosts | None, notes: list[
         cells += [_Cell(execution, "virtual", component, workers, charged) for workers in counts]
     if study.execution in ("virtual", "modelled"):
         return cells
-    engine, held = native_points(study, component, counts, hosts or reachable(), notes) or ("", [])
+    engine, held = native_points(study, component, counts, allocation or reachable(), notes) or ("", [])
     execution = "native" if study.execution == "auto" else study.execution
     return cells + [_Cell(execution, engine, component, workers) for workers in held]
 
@@ -168,7 +168,7 @@ def strategy_warnings(
     study: Study,
     points: Iterable[Run | _Cell],
     cluster: Cluster,
-    hosts: Hosts | None = None,
+    allocation: Allocation | None = None,
     *,
     steps: Mapping[int, int] | None = None,
     shapes: Sequence[tuple[int, ...]] | None = None,
@@ -188,7 +188,7 @@ def strategy_warnings(
     counts: dict[str, set[int]] = {}
     for point in points:
         strategy = registry.create(point.strategy.name, point.strategy.options, point.engine)
-        per_node = _on_one_node(point, cluster, hosts)
+        per_node = _on_one_node(point, cluster, allocation)
         of_epoch = (steps or {}).get(point.workers)
         setting = Setting(study, point.workers, per_node, of_epoch, shapes, without_gradient, layers)
         try:
@@ -205,11 +205,11 @@ def strategy_warnings(
     return notes
 
 
-def _on_one_node(cell: Run | _Cell, cluster: Cluster, hosts: Hosts | None) -> int:
-    """Workers on one node: the cluster's number, or of real ranks that of the fullest host here."""
+def _on_one_node(cell: Run | _Cell, cluster: Cluster, allocation: Allocation | None) -> int:
+    """Workers on one node: the cluster's number, or of real ranks that of the fullest host."""
     if cell.engine == "virtual":
         return cluster.node.workers_per_node
-    return max((hosts or reachable()).ranks_on(cell.workers))
+    return max((allocation or reachable()).ranks_on(cell.workers))
 
 
 def _check_paced(study: Study, cluster: Cluster, cells: list[_Cell], notes: list[str]) -> None:
@@ -243,7 +243,7 @@ def _by_speed(study: Study) -> bool:
     return study.partition.options.get("balance") == "speed"
 
 
-def _ordered(study: Study, cells: list[_Cell], hosts: Hosts | None) -> list[Run]:
+def _ordered(study: Study, cells: list[_Cell], allocation: Allocation | None) -> list[Run]:
     """Virtual runs first, then real ones, of which those that are no baseline come last.
 
     Each group is made block by block, every block in a random order.
@@ -251,7 +251,7 @@ def _ordered(study: Study, cells: list[_Cell], hosts: Hosts | None) -> list[Run]
     random = np.random.default_rng([study.seed, 0x0DE2])
     groups: list[list[_Cell]] = [[], [], []]
     for cell in cells:
-        crowded = is_oversubscribed(_run(study, cell, 0, 0), hosts)
+        crowded = is_oversubscribed(_run(study, cell, 0, 0), allocation)
         groups[0 if cell.engine == "virtual" else 2 if crowded else 1].append(cell)
     runs: list[Run] = []
     for group in groups:
@@ -263,11 +263,12 @@ def _ordered(study: Study, cells: list[_Cell], hosts: Hosts | None) -> list[Run]
     return runs
 
 
-def is_oversubscribed(run: Run, hosts: Hosts | None = None) -> bool:
+def is_oversubscribed(run: Run, allocation: Allocation | None = None) -> bool:
     """Return True if a native run keeps more threads busy than there are cores; of paced runs the overrun decides."""
     if run.execution != "native":
         return False
-    return (hosts or reachable()).is_oversubscribed(run.engine, run.workers + server_ranks(run), run.threads_per_worker)
+    on = allocation or reachable()
+    return on.is_oversubscribed(run.engine, run.workers + server_ranks(run), run.threads_per_worker)
 
 
 def _run(study: Study, cell: _Cell, repetition: int, order: int) -> Run:

@@ -1,4 +1,4 @@
-"""Parsers of worker counts (`1..64`, `1..64:8`, `1,2,6`) and shares (`5%`, `0.05`)."""
+"""Parsers of worker counts (`1..64`, `1..64:8`, `1,2,6`), shares (`5%`, `0.05`) and durations (`02:30:00`)."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from typing import Annotated, Any
 from pydantic import BeforeValidator, WithJsonSchema
 
 _COUNTS = "expected counts such as 1..64 (powers of two), 1..64:8 (1,8,16,...) or 1,2,6"
+_DURATION = re.compile(r"(?:(\d+)-)?(\d+):(\d\d):(\d\d)")
 _LIMIT, _MOST = 1_000_000, 1000  # the largest count, and how many there may be
 
 
@@ -64,6 +65,26 @@ def parse_share(value: Any) -> float:
     if share > 1:
         raise ValueError(f"expected a share such as 5% or 0.05, got {share:g}; write {share:g}% for per cent")
     return share
+
+
+def parse_duration(value: Any) -> int:
+    """Return the seconds of `02:30:00`, `1-12:00:00` or a number of seconds.
+
+    YAML itself reads 12:30:00 as a number to the base of 60, which are these seconds.
+
+    Raises:
+        ValueError: it is none of these.
+    """
+    if isinstance(value, int) and not isinstance(value, bool) and value > 0:
+        return value
+    parts = _DURATION.fullmatch(str(value).strip())
+    if not parts:
+        raise ValueError(f"expected a time such as 02:30:00 or 1-12:00:00, got {str(value)[:40]!r}")
+    days, hours, minutes, seconds = (int(part or 0) for part in parts.groups())
+    total = ((24 * days + hours) * 60 + minutes) * 60 + seconds
+    if not total:
+        raise ValueError(f"expected a time above zero, got {value!r}")
+    return total
 
 
 Share = Annotated[

@@ -23,7 +23,11 @@ _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1)
 
 
 class AbandonedError(KeyboardInterrupt):
-    """Raised wherever the program is, by the signal that abandons the runs under way."""
+    """Raised wherever the program is, by the signal that abandons the runs under way; `signum` is the first one."""
+
+    def __init__(self, signum: int | None = None) -> None:
+        super().__init__()
+        self.signum = signum
 
 
 class Interruption:
@@ -125,7 +129,7 @@ class Interruption:
             self._owed = True
             return
         self._abandoned, self._owed = True, False
-        raise AbandonedError
+        raise AbandonedError(self.signum)
 
 
 # Printed while ranks start, too, before any run has begun.

@@ -246,7 +246,7 @@ def test_the_noise_of_the_baseline_is_inside_either_interval(study):
 
 
 def test_native_cells_of_all_engines_share_rounds(study, monkeypatch):
-    monkeypatch.setattr(engines, "available", lambda name: "no GPU here" if name == "nccl" else None)
+    monkeypatch.setattr(engines, "available", lambda name, **_: "no GPU here" if name == "nccl" else None)
     plan = Study(workers="1,2,4", strategies=["serial", "allreduce", "horovod", "ddp", "epoch_average"], repetitions=4)
     runs = expand(plan, load_cluster(plan.cluster), Hosts((Host("here", 4, 4, 4),))).runs
     rows = [

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import csv
+import os
 import re
+import signal
+import time
 from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
@@ -212,7 +215,7 @@ def test_missing_horovod_leaves_its_virtual_runs(scalebench, monkeypatch):
 
     whole = engines.available
     missing = "Horovod is not built for torch; add it with: scalebench install horovod"
-    monkeypatch.setattr(engines, "available", lambda name: missing if name == "horovod" else whole(name))
+    monkeypatch.setattr(engines, "available", lambda name, **_: missing if name == "horovod" else whole(name))
     done = scalebench(*SMALL[:6], "--strategy", "horovod", "--workers", "2")
     assert done.returncode == 0, done.stderr
     assert "horovod: no native runs, Horovod is not built" in done.stderr
@@ -482,3 +485,17 @@ def test_hidden_flags_still_work_and_name_their_key(scalebench, tmp_path):
     assert "1 were there before" in done.stdout
     assert "next version" not in done.stderr
     assert "next version" not in scalebench(*small, "--seed", "3", "--quiet").stderr
+
+
+@pytest.mark.parametrize("place", ["planning.plan_study", "study_run.keep_study", "study_run.machine_for"])
+def test_signal_of_the_time_limit_before_any_run_is_a_job_too_short_for_one(scalebench, monkeypatch, place):
+    """The job does not go back into the queue then, where the same would happen for ever: while planning, and later."""
+
+    def signalled(*arguments, **options):
+        os.kill(os.getpid(), signal.SIGUSR1)
+        time.sleep(1)
+
+    monkeypatch.setattr(f"scalebench.launch.{place}", signalled)
+    done = scalebench(*SMALL, "--workers", "1")
+    assert done.returncode == 3
+    assert "the job is too short for one; give it more time" in done.stderr

@@ -81,7 +81,7 @@ def test_disturbed_costs_are_used_but_not_cached(tmp_path, monkeypatch):
 
 
 def test_missing_engine_and_failed_probe_raise_one_line(tmp_path, monkeypatch):
-    monkeypatch.setattr(engines, "available", lambda name: "it is not here")
+    monkeypatch.setattr(engines, "available", lambda name, **_: "it is not here")
     with pytest.raises(EngineError, match="engine mpi is not available: it is not here"):
         measure_engine_costs(tmp_path, ["mpi"])
     monkeypatch.undo()

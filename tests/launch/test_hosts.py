@@ -10,7 +10,7 @@ from scalebench.cluster.load import load_cluster
 from scalebench.comm import engines
 from scalebench.errors import EngineError
 from scalebench.launch import hosts, planning, processes, sweep
-from scalebench.launch.hosts import Host, Hosts
+from scalebench.launch.hosts import Allocation, Host
 from scalebench.launch.planning import beyond_the_slots
 from scalebench.launch.processes import launch_command
 from scalebench.study.spec import Study
@@ -18,7 +18,7 @@ from tests.conftest import needs_mpi
 
 
 def alike(count, slots, cores):
-    return Hosts(tuple(Host(f"n{i}", slots, cores, cores) for i in range(count)))
+    return Allocation(tuple(Host(f"n{i}", slots, cores, cores) for i in range(count)))
 
 
 @pytest.fixture
@@ -31,7 +31,7 @@ def three(monkeypatch):
 
 @given(st.lists(st.integers(1, 5), min_size=1, max_size=6), st.integers(0, 60))
 def test_every_rank_lies_on_a_host_and_slots_are_filled_first(slots, ranks):
-    known = Hosts(tuple(Host(f"n{i}", count, count, count) for i, count in enumerate(slots)))
+    known = Allocation(tuple(Host(f"n{i}", count, count, count) for i, count in enumerate(slots)))
     held = known.ranks_on(ranks)
     assert sum(held) == ranks
     if ranks <= known.slots:

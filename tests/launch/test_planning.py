@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from scalebench.comm import engines
+from scalebench.comm import engines, slurm
+from scalebench.errors import EngineError
+from scalebench.launch import hosts, planning, sweep
+from scalebench.launch.hosts import Allocation
 from scalebench.launch.planning import plan_study
 from scalebench.study.load import load_study
 from tests.conftest import needs_mpi
@@ -64,7 +67,7 @@ def test_linear_lr_policy_warns_for_averaging_strategies(strategies, workers, na
 
 def test_oversubscribed_points_are_noted_with_reasons(monkeypatch):
     monkeypatch.setattr(engines, "cores", lambda: 2)
-    monkeypatch.setattr(engines, "available", lambda name: None if name != "nccl" else "none here")
+    monkeypatch.setattr(engines, "available", lambda name, **_: None if name != "nccl" else "none here")
     (note,) = [note for note in notes(["serial", "allreduce", "ddp"], "1,2") if "oversubscribed" in note]
     assert note == (
         "oversubscribed on 2 cores, so drawn but never a baseline nor fitted: gloo at 2 workers; "
@@ -73,3 +76,36 @@ def test_oversubscribed_points_are_noted_with_reasons(monkeypatch):
     assert not [note for note in notes(["serial", "allreduce"], "1,2") if "oversubscribed" in note]
     (note,) = [note for note in notes(["asp"], "2,4", execution="native") if "oversubscribed" in note]
     assert "mpi with servers at 2, 4 workers; each server is one more process" in note
+
+
+@needs_mpi
+@pytest.mark.parametrize(("nodes", "slots", "held"), [(1, 2, {1, 2}), (4, 2, {1, 2, 4, 8}), (2, 64, {1, 2, 4, 8, 16})])
+def test_a_study_is_planned_for_an_allocation_that_is_not_here(monkeypatch, nodes, slots, held):
+    monkeypatch.setattr(hosts, "reachable", lambda: pytest.fail("this machine was asked"))
+    for module in (planning, sweep):
+        monkeypatch.setattr(module, "reachable", hosts.reachable)
+    study = load_study(None, {**VIRTUAL, "execution": "auto", "workers": "1..16"}, [])
+    plan = plan_study(study, Allocation.asked(nodes, slots))
+    assert {run.workers for run in plan.sweep.runs if run.execution == "native"} == held
+    assert {run.workers for run in plan.sweep.simulated} == {1, 2, 4, 8, 16}
+    assert not [note for note in plan.notes if "oversubscribed" in note]
+
+
+@needs_mpi
+def test_nodes_that_were_asked_for_have_the_stated_cores_and_gpus(monkeypatch):
+    crowded = load_study(None, {**VIRTUAL, "execution": "native", "workers": "8"}, [])
+    (note,) = [note for note in plan_study(crowded, Allocation.asked(2, 2)).notes if "oversubscribed" in note]
+    assert note.startswith("oversubscribed on 4 cores of 2 nodes")
+    monkeypatch.setattr(engines, "available", lambda name, **_: None)
+    on_gpus = load_study(None, {**VIRTUAL, "execution": "native", "workers": "8", "engine": "nccl"}, [])
+    assert {run.engine for run in plan_study(on_gpus, Allocation.asked(2, 4, gpus=4)).sweep.runs} == {"nccl"}
+    with pytest.raises(EngineError, match="in that allocation are 2 for 8"):
+        plan_study(on_gpus, Allocation.asked(1, 8, gpus=2))
+
+
+def test_srun_is_available_for_a_job_that_is_not_here(monkeypatch):
+    monkeypatch.setenv("SCALEBENCH_LAUNCHER", "srun")
+    monkeypatch.delenv("SLURM_JOB_ID", raising=False)
+    monkeypatch.setattr(slurm.shutil, "which", lambda name: "/usr/bin/srun")
+    assert "inside a job only" in engines.available("gloo")
+    assert engines.available("gloo", here=False) is None

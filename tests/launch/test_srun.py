@@ -9,7 +9,7 @@ import pytest
 from scalebench.comm import engines, slurm
 from scalebench.errors import EngineError
 from scalebench.launch import processes
-from scalebench.launch.hosts import Host, Hosts
+from scalebench.launch.hosts import Allocation, Host
 from scalebench.launch.processes import launch_command
 from scalebench.native.postmortem import cause_of_death
 from tests.conftest import needs_mpi
@@ -29,7 +29,7 @@ def job(monkeypatch, tmp_path):
 
 @pytest.fixture
 def nodes(monkeypatch):
-    known = Hosts(tuple(Host(f"n{i}", 2, 4, 4) for i in range(2)))
+    known = Allocation(tuple(Host(f"n{i}", 2, 4, 4) for i in range(2)))
     monkeypatch.setattr(processes, "reachable", lambda: known)
 
 
@@ -132,11 +132,11 @@ def test_job_that_is_ending_is_known_by_its_state(job, answer, ending):
 
 
 def test_few_ranks_of_a_large_allocation_lie_on_all_its_nodes(job, nodes, monkeypatch):
-    large = Hosts(tuple(Host(f"n{i}", 64, 64, 64) for i in range(2)))
+    large = Allocation(tuple(Host(f"n{i}", 64, 64, 64) for i in range(2)))
     few = large.with_at_most(4)
     assert few.slots == 8
     assert words(launch_command(8, on=few)[0], "nodelist") == ["n0,n0,n0,n0,n1,n1,n1,n1"]
-    assert Hosts(tuple(Host(f"n{i}", 64, 2, 2) for i in range(3))).with_at_most(4).slots == 6
+    assert Allocation(tuple(Host(f"n{i}", 64, 2, 2) for i in range(3))).with_at_most(4).slots == 6
     monkeypatch.setenv("SCALEBENCH_LAUNCHER", "mpirun")
     monkeypatch.setattr(engines, "find_mpirun", lambda: "mpirun")
     command, _ = launch_command(8, on=few)

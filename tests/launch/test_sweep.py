@@ -7,20 +7,20 @@ import pytest
 from scalebench.cluster.load import load_cluster
 from scalebench.comm import engines
 from scalebench.errors import ClusterError, EngineError, StudyError
-from scalebench.launch.hosts import Host, Hosts
+from scalebench.launch.hosts import Allocation, Host
 from scalebench.launch.sweep import expand
 from scalebench.study.spec import Study
 
 
 @pytest.fixture(autouse=True)
 def _all_engines_but_nccl(monkeypatch):
-    monkeypatch.setattr(engines, "available", lambda name: "no GPU here" if name == "nccl" else None)
+    monkeypatch.setattr(engines, "available", lambda name, **_: "no GPU here" if name == "nccl" else None)
 
 
-FOUR_CORES = Hosts((Host("here", 4, 4, 4),))
+FOUR_CORES = Allocation((Host("here", 4, 4, 4),))
 
 
-def sweep(hosts: Hosts = FOUR_CORES, **values):
+def sweep(hosts: Allocation = FOUR_CORES, **values):
     study = Study(**values)
     return expand(study, load_cluster(study.cluster), hosts)
 
@@ -93,7 +93,7 @@ def test_repetition_has_one_seed_for_all_points():
 
 
 def test_missing_engine_leaves_virtual_runs_with_a_note(monkeypatch):
-    monkeypatch.setattr(engines, "available", lambda name: "not built" if name == "horovod" else None)
+    monkeypatch.setattr(engines, "available", lambda name, **_: "not built" if name == "horovod" else None)
     found = sweep(strategies=["horovod"], workers="1,2")
     assert {run.execution for run in found.runs} == {"virtual"}
     assert found.notes == ["horovod: no native runs, not built"]
@@ -112,7 +112,7 @@ def test_engine_without_required_capabilities_is_refused():
 
 @pytest.mark.parametrize("engine", ["gloo", "nccl"])
 def test_adasum_is_refused_on_engines_without_it(monkeypatch, engine):
-    monkeypatch.setattr(engines, "available", lambda name: None)
+    monkeypatch.setattr(engines, "available", lambda name, **_: None)
     said = f"adasum cannot run on engine {engine}, which has no adasum; use --engine (mpi or horovod|horovod or mpi),"
     with pytest.raises(EngineError, match=said):
         sweep(strategies=["adasum"], engine=engine, workers="2", execution="native")
@@ -143,9 +143,9 @@ def test_virtual_runs_are_charged_by_the_named_engine_if_able():
 
 def test_nccl_needs_one_gpu_per_worker(monkeypatch):
     monkeypatch.delenv("SLURM_JOB_ID", raising=False)
-    monkeypatch.setattr(engines, "available", lambda name: None)
+    monkeypatch.setattr(engines, "available", lambda name, **_: None)
     monkeypatch.setattr(engines, "gpus", lambda: 4)
-    four = Hosts(tuple(replace(host, gpus=4) for host in FOUR_CORES.hosts))
+    four = Allocation(tuple(replace(host, gpus=4) for host in FOUR_CORES.hosts))
     study = {"strategies": ["allreduce", "ddp", "asp"], "workers": "1,2,4,8"}
     native = {point[1:] for point in points(sweep(four, **study, execution="auto").runs) if point[0] == "native"}
     assert {point for point in native if point[1] == "ddp"} == {("nccl", "ddp", n) for n in (1, 2, 4)}
@@ -172,7 +172,7 @@ def test_daso_is_checked_with_workers_per_node(monkeypatch):
     assert points(sweep(**four, execution="native").runs) == {("native", "mpi", "daso-fixed", 8)}
     with pytest.raises(StudyError, match="do not fill 2 or more whole nodes of 8 devices"):
         sweep(**values, strategies=["daso-fixed"], execution="native")
-    nodes = Hosts(tuple(Host(name, 2, 2, 2) for name in ("n0", "n1", "n2", "n3")))
+    nodes = Allocation(tuple(Host(name, 2, 2, 2) for name in ("n0", "n1", "n2", "n3")))
     assert sweep(nodes, **values, strategies=["daso-fixed"], execution="native").runs
     with pytest.raises(StudyError, match="devices_per_node 4 asks for more groups"):
         sweep(nodes, **four, execution="native")

@@ -1,0 +1,149 @@
+"""Division of a planned study into shards: the runs of one batch job, largest allocations first.
+
+A shard is planned exactly as the whole study was, for the same stated allocation, so that its runs have the names,
+the seeds and the places in the order of a study that ran in one piece.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Literal, NamedTuple
+
+from scalebench.errors import StudyError, UsageError
+from scalebench.formatting import counted
+from scalebench.launch.hosts import Allocation
+from scalebench.launch.planning import StudyPlan
+from scalebench.launch.sweep import Sweep
+from scalebench.native.job import server_ranks
+from scalebench.study.spec import Run
+from scalebench.study.validation import StrictModel
+
+SHARDS = "shards"  # folder, in that of the study, with one folder for each shard
+Grouping = Literal["nodes", "count", "all"]
+
+
+class Shard(StrictModel):
+    """The runs of one batch job; `repetition` where the job is one of an array."""
+
+    number: int
+    nodes: int
+    workers: list[int]
+    executions: list[str]
+    repetition: int | None = None
+    run_ids: list[str]
+    limit_s: int = 0
+
+    @property
+    def is_simulated(self) -> bool:
+        """True if it has virtual or modelled runs only, which need one node."""
+        return not {"native", "paced"}.intersection(self.executions)
+
+    def __str__(self) -> str:
+        at = f"{', '.join(map(str, self.workers))} worker{'s' * (self.workers != [1])}"
+        part = f", repetition {self.repetition + 1}" if self.repetition is not None else ""
+        return f"shard {self.number} ({at}, {' and '.join(self.executions)}{part}, {counted(self.nodes, 'node')})"
+
+
+def folder_of(study_folder: Path, number: int) -> Path:
+    """Return the folder of a shard's own records, which has the name of the study as every folder of records."""
+    return study_folder / SHARDS / str(number) / study_folder.name
+
+
+def divide(
+    plan: StudyPlan,
+    allocation: Allocation,
+    grouping: Grouping,
+    *,
+    by_repetition: bool,
+    limit_s: Callable[[Sequence[Run]], int],
+) -> list[Shard]:
+    """Divide the runs of `plan` into shards, largest allocation first, numbered from 1.
+
+    nodes: worker counts that take equally many nodes share a job; count: each has its own; all: one job. Virtual runs
+    are charged by one calibration, so they are one shard, on one node, unless all is one job.
+
+    Raises:
+        StudyError: the study decides by earlier runs which ones follow, and has to be one job.
+    """
+    study = plan.study
+    if grouping != "all" and (study.until or study.tune):
+        named = "until" if study.until else "tune"
+        raise StudyError(f"{named}: later runs depend on earlier ones of other worker counts; use --group all")
+    if by_repetition and grouping == "all":
+        raise UsageError("--array makes a job of each repetition, --group all one of the whole study; leave one out")
+    nodes = _nodes_of_counts(plan.sweep.runs, allocation)
+    largest = max(nodes.values())
+    groups: dict[_Group, list[Run]] = {}
+    for run in plan.sweep.runs:
+        if grouping == "all":
+            group = _Group(largest)
+        elif run.engine == "virtual":
+            group = _Group(1, is_simulated=True)
+        else:
+            count = run.workers if grouping == "count" else 0
+            group = _Group(nodes[run.workers], False, count, run.repetition if by_repetition else None)
+        groups.setdefault(group, []).append(run)
+    ordered = sorted(groups, key=lambda group: group.place)
+    return [
+        Shard(
+            number=number,
+            nodes=group.nodes,
+            workers=sorted({run.workers for run in groups[group]}),
+            executions=sorted({run.execution for run in groups[group]}),
+            repetition=group.repetition,
+            run_ids=[run.run_id for run in groups[group]],
+            limit_s=limit_s(groups[group]),
+        )
+        for number, group in enumerate(ordered, start=1)
+    ]
+
+
+class _Group(NamedTuple):
+    """Common properties of the runs of a shard; `workers` and `repetition` where each has a shard of its own."""
+
+    nodes: int
+    is_simulated: bool = False
+    workers: int = 0
+    repetition: int | None = None
+
+    @property
+    def place(self) -> tuple[bool, int, int, int]:
+        """Sort real runs first, then by nodes and workers, most first."""
+        return self.is_simulated, -self.nodes, -self.workers, self.repetition or 0
+
+
+def _nodes_of_counts(runs: Sequence[Run], allocation: Allocation) -> dict[int, int]:
+    """Return the nodes that real runs of each worker count take, with their servers; of virtual runs one."""
+    slots, most = allocation.hosts[0].slots, len(allocation.hosts)
+    nodes: dict[int, int] = {}
+    for run in runs:
+        ranks = run.workers + server_ranks(run) if run.engine != "virtual" else 1
+        needed = min(most, -(-ranks // slots))
+        nodes[run.workers] = max(nodes.get(run.workers, 1), needed)
+    return nodes
+
+
+def part_of(plan: StudyPlan, shard: Shard) -> StudyPlan:
+    """Return the plan of the runs of `shard`, on the allocation where this process runs.
+
+    Raises:
+        StudyError: the study as it is planned now lacks runs of the shard.
+    """
+    known = set(shard.run_ids)
+    runs = [run for run in plan.sweep.runs if run.run_id in known]
+    if missing := known - {run.run_id for run in runs}:
+        raise StudyError(
+            f"{shard}: {counted(len(missing), 'run')} of it, such as {min(missing)}, "
+            f"{'is' if len(missing) == 1 else 'are'} no longer part of the study as this version or this machine plans "
+            "it; submit the study anew, under another --name"
+        )
+    whole = len(known) == len(plan.sweep.runs)  # with --group all its runs may decide which others follow
+    further = plan.sweep.further if whole else []
+    return replace(
+        plan,
+        sweep=Sweep(runs, plan.sweep.notes, further),
+        trials=plan.trials if whole else [],
+        allocation=None,
+    )

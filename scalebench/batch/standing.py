@@ -1,0 +1,121 @@
+"""Standing of a submitted study: the records decide what is done, the scheduler only explains what is not.
+
+All jobs are asked for by one query, whose answer is kept and used again for a while; none is made where rows already
+say all.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from scalebench.batch.collection import completed_runs
+from scalebench.batch.job import JobState, Scheduler, SchedulerError, ask
+from scalebench.batch.schedulers import SCHEDULERS
+from scalebench.batch.shards import Shard, folder_of
+from scalebench.batch.submission import JOBS, Submission
+from scalebench.records.attempts import Attempts
+from scalebench.records.folder import RUNS
+from scalebench.system.atomic_write import write_atomic
+
+POLL_S = 30.0
+_ANSWER = "queue.json"  # the scheduler's last answer
+
+
+@dataclass(frozen=True)
+class ShardStanding:
+    """How far a shard is; `why` is the scheduler's explanation, or the error of a failed run."""
+
+    shard: Shard
+    job: str  # as the scheduler names it; empty: not submitted
+    state: str  # done, running, pending, failed, stopped (runs are left, and no job), not submitted, unknown
+    done: int
+    failed: int
+    why: str = ""
+
+    @property
+    def left(self) -> int:
+        """Runs without a result."""
+        return len(self.shard.run_ids) - self.done - self.failed
+
+
+def standings(folder: Path, submission: Submission, *, poll_s: float = POLL_S) -> list[ShardStanding]:
+    """Return the standing of each shard; the scheduler is asked at most every `poll_s` seconds."""
+    scheduler = SCHEDULERS[submission.scheduler]
+    completed = completed_runs(folder, submission)
+    unfinished = [shard for shard in submission.shards if len(completed[shard.number]) < len(shard.run_ids)]
+    jobs = sorted({job.job for shard in unfinished if (job := submission.job_of(shard.number))})
+    unknown = ""
+    answers: Mapping[str, JobState] = {}
+    try:
+        answers = _answers(folder, scheduler, jobs, poll_s)
+    except SchedulerError as error:
+        unknown = str(error)
+    found = []
+    for shard in submission.shards:
+        done = completed[shard.number]
+        failures = _failures(folder, shard, done)
+        name = _name_of_job(submission, scheduler, shard)
+        state, why = "done", ""
+        if len(done) < len(shard.run_ids):
+            state, why = _explained(answers.get(name), name, unknown, failures)
+        found.append(ShardStanding(shard, name, state, len(done), len(failures), why))
+    return found
+
+
+def _explained(answer: JobState | None, job: str, unknown: str, failed: Mapping[str, str]) -> tuple[str, str]:
+    """Return the state of a shard with runs left, and why."""
+    error = next(iter(failed.values()), "")
+    if not job:
+        return "not submitted", ""
+    if unknown:
+        return "unknown", unknown
+    if answer is not None and answer.kind == "running":
+        return "running", f"since {answer.since}" if answer.since else ""
+    if answer is not None and answer.kind == "pending":
+        return "pending", answer.reason
+    ended = answer.reason if answer is not None else ""
+    return ("failed", error) if failed else ("stopped", ended or "its job has ended")
+
+
+def _name_of_job(submission: Submission, scheduler: Scheduler, shard: Shard) -> str:
+    job = submission.job_of(shard.number)
+    if job is None:
+        return ""
+    return scheduler.task_id(job.job, shard.number) if job.array else job.job
+
+
+def _failures(folder: Path, shard: Shard, completed: set[str]) -> dict[str, str]:
+    """Return the errors of runs whose latest attempt was not completed, by name."""
+    path = folder_of(folder, shard.number) / RUNS
+    if not path.is_file():
+        return {}
+    attempts = Attempts(path)
+    latest = attempts.latest()
+    return {
+        name: attempts.row(latest[name])["error"] for name in shard.run_ids if name in latest and name not in completed
+    }
+
+
+def _answers(folder: Path, scheduler: Scheduler, jobs: list[str], poll_s: float) -> Mapping[str, JobState]:
+    """Return what the scheduler says of `jobs`: its last answer to this question while that is young, else a new one.
+
+    Raises:
+        SchedulerError: it does not answer.
+    """
+    if not jobs:
+        return {}
+    path = folder / JOBS / _ANSWER
+    with suppress(OSError, ValueError, KeyError, TypeError):  # none was kept, or it is damaged
+        kept = json.loads(path.read_text(encoding="utf-8"))
+        if kept["jobs"] == jobs and 0 <= time.time() - kept["asked_at"] < poll_s:
+            return {name: JobState(**state) for name, state in kept["states"].items()}
+    states = ask(scheduler, jobs)
+    content = {"jobs": jobs, "asked_at": time.time(), "states": {name: asdict(state) for name, state in states.items()}}
+    with suppress(OSError):  # the folder may be read only
+        write_atomic(path, json.dumps(content) + "\n")
+    return states

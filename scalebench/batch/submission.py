@@ -1,0 +1,315 @@
+"""A study on its way through a scheduler: what was submitted, kept beside the results, and the scripts of its jobs."""
+
+from __future__ import annotations
+
+import json
+import shlex
+import sys
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from hashlib import sha256
+from pathlib import Path
+from typing import Any
+
+from pydantic import Field, ValidationError
+
+from scalebench import __version__
+from scalebench.batch.job import BatchJob, Scheduler, script, submit
+from scalebench.batch.shards import Shard, folder_of, part_of
+from scalebench.batch.site import Site
+from scalebench.errors import ResultsError, UsageError, reading, writing
+from scalebench.launch.hosts import Allocation
+from scalebench.launch.planning import StudyPlan, plan_study
+from scalebench.records import builds
+from scalebench.records.folder import STUDY
+from scalebench.records.progress import Planned, group_of, keep_planned
+from scalebench.records.store import Store
+from scalebench.records.study_file import keep_study, require_same
+from scalebench.study.load import load_study, to_home
+from scalebench.study.validation import StrictModel, explain
+from scalebench.system.atomic_write import write_atomic
+
+JOBS = "jobs"  # folder of scripts and of what jobs print
+FILE = "submission.json"
+BEGUN = "shard.json"  # in the folder of a shard: which study, and which version made it
+
+
+class SubmittedJob(StrictModel):
+    """A job that was submitted: of one shard, of the shards of an array, or, without shards, the collection."""
+
+    job: str
+    shards: list[int]
+    array: bool = False
+    script: str = ""  # name of its file
+    submitted_utc: str = ""
+
+
+class Submission(StrictModel):
+    """What was submitted of a study, and for which allocation it was planned."""
+
+    scheduler: str
+    nodes: int
+    slots: int
+    cores: int
+    gpus: int
+    study_sha256: str
+    made_by: dict[str, str]
+    shards: list[Shard]
+    jobs: list[SubmittedJob] = Field(default_factory=list)
+
+    @property
+    def allocation(self) -> Allocation:
+        """The stated allocation."""
+        return Allocation.asked(self.nodes, self.slots, cores=self.cores, gpus=self.gpus)
+
+    def shard(self, number: int) -> Shard:
+        """Return the shard of this number.
+
+        Raises:
+            UsageError: there is none.
+        """
+        for shard in self.shards:
+            if shard.number == number:
+                return shard
+        raise UsageError(f"--shard {number}: the study has the shards 1 to {len(self.shards)}")
+
+    def known_to(self, scheduler: str) -> Submission:
+        """Return this submission for `scheduler`; another one does not know the jobs."""
+        if scheduler == self.scheduler:
+            return self
+        return self.model_copy(update={"scheduler": scheduler, "jobs": []})
+
+    def job_of(self, number: int) -> SubmittedJob | None:
+        """Return the last job that was submitted for a shard."""
+        return next((job for job in reversed(self.jobs) if number in job.shards), None)
+
+
+def made_by() -> dict[str, str]:
+    """Return what has to be the same for all shards of a study: scalebench's version, and its commit if known."""
+    known = {"scalebench": __version__, "commit": str(builds.git()["git_commit"] or "")}
+    return {name: value for name, value in known.items() if value}
+
+
+def is_submitted(folder: Path) -> bool:
+    """Return True if the study in `folder` was submitted as batch jobs."""
+    return (folder / JOBS / FILE).is_file()
+
+
+def read_submission(folder: Path) -> Submission:
+    """Return what was submitted of the study in `folder`.
+
+    Raises:
+        ResultsError: nothing was, or the file is damaged.
+    """
+    path = folder / JOBS / FILE
+    if not path.is_file():
+        raise ResultsError(f"{folder} holds no submitted study; submit one with scalebench submit STUDY")
+    with reading(path):
+        text = path.read_text(encoding="utf-8", errors="replace")
+    try:
+        return Submission.model_validate(json.loads(text))
+    except (ValueError, RecursionError) as error:
+        why = explain(error, Submission, str(path)) if isinstance(error, ValidationError) else f"{path}: not JSON"
+        raise ResultsError(f"{why}; put the file back, or submit the study under another --name") from None
+
+
+def keep_submission(folder: Path, submission: Submission) -> None:
+    """Write what was submitted."""
+    path = folder / JOBS / FILE
+    with writing(path):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        write_atomic(path, json.dumps(submission.model_dump(mode="json"), indent=1) + "\n")
+
+
+def study_digest(folder: Path) -> str:
+    """Return the hash of study.yaml, by which shards belong to one study."""
+    with reading(folder / STUDY):
+        return sha256((folder / STUDY).read_bytes()).hexdigest()
+
+
+def begin(folder: Path, plan: StudyPlan, submission: Submission) -> Submission:
+    """Write the study, its planned runs and empty tables into `folder`; return the submission with the study's hash.
+
+    Raises:
+        ResultsError: another study of this name is there, or was submitted otherwise.
+    """
+    require_same(folder, plan.study)
+    if is_submitted(folder):
+        before = read_submission(folder)
+        if [shard.run_ids for shard in before.shards] != [shard.run_ids for shard in submission.shards]:
+            raise ResultsError(
+                f"{folder} was submitted with other runs or in other shards; use --name for this one, or "
+                f"`scalebench submit {folder}` to submit again what is left"
+            )
+        return before
+    keep_study(folder, plan.study)
+    submission = submission.model_copy(update={"study_sha256": study_digest(folder)})
+    with Store(folder):
+        pass  # headers of the tables: the study is there, and nothing of it is done
+    runs = [
+        Planned(run.run_id, run.config_hash, group_of(run.execution, run.engine), run.epochs) for run in plan.sweep.runs
+    ]
+    keep_planned(folder, runs, len(plan.sweep.further), begun_in=Path.cwd())
+    keep_submission(folder, submission)
+    return submission
+
+
+def plan_of_shard(folder: Path, number: int) -> StudyPlan:
+    """Return the plan of one shard of the study in `folder`, to be run on the allocation that is here.
+
+    Raises:
+        ResultsError: the shard was begun by another version or for another study.
+    """
+    submission = read_submission(folder)
+    shard = submission.shard(number)
+    begun = {"study_sha256": study_digest(folder), "made_by": made_by()}
+    place = folder_of(folder, number)
+    require_same_origin(place, begun, f"shard {number}", f"delete {place.parent} to make it anew")
+    with writing(place):
+        place.parent.mkdir(parents=True, exist_ok=True)
+        write_atomic(place.parent / BEGUN, json.dumps(begun, indent=1, sort_keys=True) + "\n")
+    return part_of(plan_study(load_study(folder / STUDY, {}, []), submission.allocation), shard)
+
+
+def origin_of(place: Path) -> dict[str, Any] | None:
+    """Return the study and version by which the shard with records in `place` was begun; None if it was not."""
+    try:
+        content = json.loads((place.parent / BEGUN).read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        return None
+    except (OSError, ValueError) as error:
+        raise ResultsError(f"cannot read {place.parent / BEGUN}: {error}") from None
+    return content if isinstance(content, dict) else {}
+
+
+def require_same_origin(place: Path, expected: dict[str, Any], what: str, step: str) -> None:
+    """Refuse the shard in `place` if it is of another study or version than `expected`.
+
+    Raises:
+        ResultsError: names both.
+    """
+    origin = origin_of(place)
+    if origin is None or origin == expected:
+        return
+    if origin.get("study_sha256") != expected["study_sha256"]:
+        raise ResultsError(f"{what} in {place.parent} is of another study than this study.yaml; {step}")
+    was, now = (", ".join(map(" ".join, sorted(each.items()))) for each in (origin["made_by"], expected["made_by"]))
+    raise ResultsError(f"{what} in {place.parent} was made by another version ({was}; here {now}); {step}")
+
+
+@dataclass(frozen=True)
+class Submitter:
+    """Writes the scripts of a study's jobs and submits them; `folder` is that of its results."""
+
+    folder: Path
+    scheduler: Scheduler
+    site: Site
+    submission: Submission
+
+    def jobs(self, numbers: Sequence[int], *, array: bool = False, at_once: int = 0, retry: bool = False) -> list[Any]:
+        """Return (shards, job) of each job that these shards take; of an array, one for all of equal shape."""
+        shards = [self.submission.shard(number) for number in numbers]
+        groups: dict[tuple[int, ...], list[Shard]] = {}
+        for shard in shards:
+            key = (shard.nodes,) if array and not shard.is_simulated else (shard.nodes, shard.number)
+            groups.setdefault(key, []).append(shard)
+        return [(group, self._job(group, at_once, retry)) for group in groups.values()]
+
+    def _job(self, shards: Sequence[Shard], at_once: int, retry: bool) -> BatchJob:
+        first = shards[0]
+        several = len(shards) > 1
+        number = "{number}" if several else str(first.number)
+        name = shlex.quote(str(self.folder))
+        made, slots = self.submission, self.submission.slots
+        return BatchJob(
+            name=f"{self.folder.name}-{'array' if several else 'shard'}-{first.number}{'-retry' * retry}",
+            command=f"scalebench run {name} --shard {number}{' --retry' * retry}",
+            folder=str(self.folder / JOBS),
+            nodes=first.nodes,
+            tasks_per_node=slots,
+            cpus_per_task=max(1, made.cores // slots),
+            gpus_per_node=made.gpus,
+            limit_s=max(shard.limit_s for shard in shards),
+            goes_on=True,
+            tasks=tuple(shard.number for shard in shards) if several else (),
+            at_once=at_once,
+            again=f"scalebench submit {name} --shard {number}",
+            site=self.site,
+            path=programs(),
+        )
+
+    def collection(self) -> BatchJob:
+        """Return the job that collects the shards."""
+        return BatchJob(
+            name=f"{self.folder.name}-collect",
+            command=f"scalebench collect {shlex.quote(str(self.folder))}",
+            folder=str(self.folder / JOBS),
+            site=self.site,
+            path=programs(),
+        )
+
+    def script(self, job: BatchJob) -> tuple[Path, str]:
+        """Return the file of a job's script, and its text: of one that was submitted before as it is there, edited."""
+        path = self.folder / JOBS / f"{job.name.removeprefix(f'{self.folder.name}-')}.sh"
+        if path.name in {known.script for known in self.submission.jobs} and path.is_file():
+            with reading(path):
+                return path, path.read_text(encoding="utf-8", errors="replace")
+        return path, script(self.scheduler, job)
+
+    def submit(
+        self,
+        jobs: Iterable[tuple[Sequence[Shard], BatchJob]],
+        *,
+        collects: bool,
+        say: Callable[[str], None],
+        under_way: Sequence[str] = (),
+    ) -> Submission:
+        """Write and submit the scripts, keeping each job as soon as it has its number.
+
+        The collection waits for them, and for the jobs that are `under_way`.
+
+        Raises:
+            SchedulerError: a job was refused; those before it are submitted and known.
+        """
+        submission = self.submission
+        submitted = []
+        for shards, job in jobs:
+            path = self._write(job)
+            identifier = submit(self.scheduler, str(path))
+            submitted.append(identifier)
+            of = SubmittedJob(
+                job=identifier,
+                shards=[shard.number for shard in shards],
+                array=bool(job.tasks),
+                script=path.name,
+                submitted_utc=_now(),
+            )
+            submission = submission.model_copy(update={"jobs": [*submission.jobs, of]})
+            keep_submission(self.folder, submission)
+            say(f"job {identifier}: {'; '.join(map(str, shards))}")
+        if collects and submitted:
+            path = self._write(self.collection())
+            identifier = submit(self.scheduler, str(path), [*submitted, *under_way])
+            last = SubmittedJob(job=identifier, shards=[], script=path.name, submitted_utc=_now())
+            submission = submission.model_copy(update={"jobs": [*submission.jobs, last]})
+            keep_submission(self.folder, submission)
+            say(f"job {identifier}: collects them when they have ended")
+        return submission
+
+    def _write(self, job: BatchJob) -> Path:
+        path, text = self.script(job)
+        with writing(path):
+            path.parent.mkdir(parents=True, exist_ok=True)
+            write_atomic(path, text)
+        return path
+
+
+def programs() -> str:
+    """Return the folder of this environment's programs, of one in the user's home as $HOME/..."""
+    written = str(to_home(f"{Path(sys.executable).parent}/."))[:-2]
+    return f"$HOME/{written[2:]}" if written.startswith("~/") else written
+
+
+def _now() -> str:
+    return datetime.now(UTC).isoformat(timespec="seconds")

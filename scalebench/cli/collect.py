@@ -1,0 +1,35 @@
+"""`scalebench collect [RESULTS]`: the shards of a submitted study as one record."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import rich_click as click
+
+from scalebench.cli.options import PATH, results_argument, study_folder
+from scalebench.cli.run_common import RUNS_LEFT
+from scalebench.formatting import counted
+
+
+@click.command()
+@results_argument
+@click.argument("copies", nargs=-1, type=PATH)
+def collect(results: Path | None, copies: tuple[Path, ...]) -> int:
+    """Merge what the jobs of a submitted study made into its tables (default: the newest study in results/).
+
+    COPIES are further copies of the study's folder, as from another cluster. Each run counts once; shards of another
+    study or version are refused. The exit code is 3 if runs are missing, which are named.
+    """
+    from scalebench.batch.collection import collect as merge
+
+    folder = study_folder(results)
+    collected = merge(folder, copies)
+    click.echo(
+        f"{collected.runs} of {counted(collected.planned, 'run')} in {folder}/, {counted(collected.rows, 'row')} added"
+    )
+    for line in collected.lines():
+        click.echo(line)
+    if collected.missing:
+        click.echo(f"to submit what is left: scalebench submit {folder}")
+        return RUNS_LEFT
+    return 0

@@ -1,0 +1,204 @@
+"""`scalebench submit STUDY`: the study as jobs of a batch scheduler."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import rich_click as click
+
+from scalebench.cli.options import FILE, PATH, STRATEGY, launcher_option, parsed_by, verbosity, verbosity_options
+from scalebench.cli.study_options import STUDY_OPTIONS, set_option, study_argument, study_options
+from scalebench.errors import UsageError
+
+if TYPE_CHECKING:
+    from scalebench.batch.job import Scheduler
+    from scalebench.batch.site import Site
+    from scalebench.study.spec import Study
+
+_KEYS = [
+    *("workers", "dataset", "data_dir", "model", "epochs", "repetitions", "scaling", "batch_per_worker"),
+    *("batch_global", "lr", "execution", "engine", "cluster", "device_step_time", "name"),
+]
+
+
+@click.command()
+@study_argument
+@click.option("--strategy", "strategies", multiple=True, metavar=STRATEGY, help="Strategy; repeatable.")
+@study_options(*(key for key in STUDY_OPTIONS if key in _KEYS))
+@set_option
+@click.option(
+    "--output", type=PATH, default=Path("results"), show_default=True, help="Folder that gets one folder per study."
+)
+@click.option(
+    "--group",
+    "grouping",
+    type=click.Choice(["nodes", "count", "all"]),
+    default="nodes",
+    help="One job for all worker counts of equally many nodes, one for each count, or one in all.  [default: nodes]",
+)
+@click.option(
+    "--array",
+    is_flag=True,
+    help="Make an array of the repetitions of each group.",
+)
+@click.option("--limit", type=click.IntRange(min=1), help="Tasks of an array that run at the same time, as %N.")
+@click.option(
+    "--nodes", type=click.IntRange(min=1), help="Most nodes of a job.  [default: site.yaml, or the scheduler]"
+)
+@click.option("--tasks-per-node", type=click.IntRange(min=1), help="Workers on a node.  [default: its GPUs, or cores]")
+@click.option(
+    "--time", "limit_s", callback=parsed_by("parse_duration"), metavar="HH:MM:SS", help="Time limit of each job."
+)
+@click.option("--site", "site_file", type=FILE, help="Facts of the site.  [default: the first site.yaml found]")
+@click.option("--scheduler", type=click.Choice(["slurm", "pbs", "lsf"]), help="Scheduler.  [default: the one here]")
+@click.option("--collect/--no-collect", default=True, help="Submit a job that collects the others.  [default: collect]")
+@click.option("--shard", "shards", type=int, multiple=True, help="Submit what is left of this shard again; repeatable.")
+@click.option("--retry", is_flag=True, help="Submit the shards with failed runs again, for these runs only.")
+@launcher_option
+@click.option("--dry-run", is_flag=True, help="Print the scripts, and submit nothing.")
+@verbosity_options
+def submit(
+    study: Path | None,
+    strategies: tuple[str, ...],
+    sets: tuple[str, ...],
+    output: Path,
+    shards: tuple[int, ...],
+    retry: bool,
+    site_file: Path | None,
+    scheduler: str | None,
+    **flags: Any,
+) -> None:
+    """Submit STUDY, or the default study, as batch jobs: one for each group of worker counts, largest first.
+
+    Each job runs its part of the study (a shard) with the engines that `scalebench run` has; a last one collects them.
+    The scripts stay in RESULTS/jobs, where they can be edited and submitted by hand.
+
+    STUDY may be the folder of a submitted study: what is left of shards without a job is submitted again.
+
+    Account, partition, modules and the like are read from site.yaml; `scalebench init --site` writes one.
+    """
+    from scalebench.batch.schedulers import scheduler_for
+    from scalebench.batch.site import site_for
+    from scalebench.batch.submission import is_submitted, read_submission
+    from scalebench.study.load import load_study
+
+    asked = {name: flags.pop(name) for name in ("grouping", "array", "limit", "nodes", "tasks_per_node", "limit_s")}
+    if asked["limit"] and not asked["array"]:
+        raise UsageError("--limit bounds the tasks of an array that run at the same time; add --array")
+    dry_run, collects = flags.pop("dry_run"), flags.pop("collect")
+    is_known = study is not None and study.is_dir() and is_submitted(study)
+    if (retry or shards) and not is_known:
+        flag = "--retry" if retry else "--shard"
+        raise UsageError(f"{flag}: expected the folder of a submitted study, as scalebench submit results/NAME {flag}")
+    if study is not None and study.is_dir() and not is_known:
+        raise UsageError(f"{study} holds no submitted study; expected a study file, or the folder of one")
+    site, found = site_for(study.parent if study is not None and not is_known else Path(), site_file)
+    named = (
+        scheduler or site.scheduler or (read_submission(study).scheduler if study is not None and is_known else None)
+    )
+    chosen = scheduler_for(named, submits=not dry_run)
+    if found is not None and verbosity() > 0:
+        click.echo(f"note: facts of the site are those of {found}", err=True)
+    if is_known:
+        assert study is not None
+        again(study, chosen, site, numbers=shards, retry=retry, collects=collects, dry_run=dry_run)
+        return
+    wanted = load_study(study, {**flags, "strategies": list(strategies) or None}, list(sets))
+    _submit_study(wanted, output, chosen, site, asked, dry_run=dry_run, collects=collects)
+
+
+def again(
+    folder: Path,
+    scheduler: Scheduler,
+    site: Site,
+    *,
+    numbers: tuple[int, ...] = (),
+    retry: bool = False,
+    collects: bool = True,
+    dry_run: bool = False,
+) -> None:
+    """Submit shards of the study in `folder` again: those named, those with failed runs, or all without a job."""
+    from scalebench.batch.standing import standings
+    from scalebench.batch.submission import Submitter, read_submission
+
+    submission = read_submission(folder).known_to(scheduler.name)
+    chosen = [submission.shard(number).number for number in numbers]
+    under_way: set[str] = set()
+    if not chosen:
+        known = standings(folder, submission, poll_s=0.0)
+        queued = [each.shard.number for each in known if each.state in ("running", "pending")]
+        under_way = {job.job for number in queued if (job := submission.job_of(number))}
+        idle = [each for each in known if each.state in ("failed", "stopped", "not submitted")]
+        if each := next((each for each in known if each.state == "unknown"), None):
+            raise UsageError(f"{each.shard}: {each.why}; name what to submit again with --shard {each.shard.number}")
+        chosen = [each.shard.number for each in idle if not retry or each.failed]
+    if not chosen:
+        click.echo(f"nothing to submit of {folder}/: {'no run failed' if retry else 'every shard is done or queued'}")
+        return
+    submitter = Submitter(folder, scheduler, site, submission)
+    jobs = submitter.jobs(chosen, retry=retry)
+    if dry_run:
+        _show(submitter, [job for _, job in jobs], collects)
+        return
+    submitter.submit(jobs, collects=collects, say=click.echo, under_way=sorted(under_way))
+
+
+def _submit_study(
+    wanted: Study,
+    output: Path,
+    scheduler: Scheduler,
+    site: Site,
+    asked: dict[str, Any],
+    *,
+    dry_run: bool,
+    collects: bool,
+) -> None:
+    from scalebench.batch.resources import allocation_for, choose_launcher, limits_of
+    from scalebench.batch.shards import divide
+    from scalebench.batch.submission import Submission, Submitter, begin, made_by
+    from scalebench.launch.model_check import look_at_model
+    from scalebench.launch.planning import plan_study
+    from scalebench.launch.sweep import Detail
+
+    choose_launcher(site)
+    allocation = allocation_for(wanted, site, scheduler, asked["nodes"], asked["tasks_per_node"])
+    plan = plan_study(wanted, allocation)
+    plan.prepared.notes += look_at_model(plan)
+    limit_s = limits_of(plan, allocation, site, asked["limit_s"])
+    shards = divide(plan, allocation, asked["grouping"], by_repetition=asked["array"], limit_s=limit_s)
+    host = allocation.hosts[0]
+    submission = Submission(
+        scheduler=scheduler.name,
+        nodes=len(allocation.hosts),
+        slots=host.slots,
+        cores=host.cores,
+        gpus=host.gpus,
+        study_sha256="",
+        made_by=made_by(),
+        shards=shards,
+    )
+    for note in plan.notes:
+        if not isinstance(note, Detail) or verbosity() > 0:
+            click.echo(f"note: {note}", err=True)
+    folder = output / plan.study.name
+    if not dry_run:
+        submission = begin(folder, plan, submission)
+    if submission.jobs:
+        again(folder, scheduler, site, collects=collects)
+        return
+    submitter = Submitter(folder, scheduler, site, submission)
+    numbers = [shard.number for shard in submission.shards]
+    jobs = submitter.jobs(numbers, array=asked["array"], at_once=asked["limit"] or 0)
+    if dry_run:
+        _show(submitter, [job for _, job in jobs], collects)
+        return
+    submitter.submit(jobs, collects=collects, say=click.echo)
+    click.echo(f"scripts and output in {folder}/jobs/; next: scalebench status {folder}")
+
+
+def _show(submitter: Any, jobs: Any, collects: bool) -> None:
+    """Print the scripts of `jobs`, each under its name."""
+    for job in [*jobs, *[submitter.collection()] * collects]:
+        path, text = submitter.script(job)
+        click.echo(f"# {path}\n{text}")

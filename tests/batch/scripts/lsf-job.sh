@@ -1,0 +1,27 @@
+#!/bin/bash
+#BSUB -J "mine-shard-1"
+#BSUB -n 128
+#BSUB -R "span[ptile=64] affinity[core(1)]"
+#BSUB -W 01:30
+#BSUB -o results/mine/jobs/mine-shard-1.%J.txt
+#BSUB -P proj
+#BSUB -q fast
+#BSUB -Q "138"
+#BSUB --exclusive
+
+module load gcc openmpi
+export PATH="$HOME/venv/bin:$PATH"
+export SCALEBENCH_LAUNCHER=mpirun
+cd "${LS_SUBCWD:-.}" || exit 2
+
+trap 'kill -USR1 $study' USR1
+scalebench run results/mine --shard 1 &
+study=$!
+(sleep 5100; kill -USR1 $study) > /dev/null 2>&1 &
+clock=$!
+wait $study
+while kill -0 $study 2>/dev/null; do wait $study; done
+wait $study
+status=$?
+kill $clock 2>/dev/null
+exit $status

@@ -1,0 +1,32 @@
+#!/bin/bash
+#SBATCH --job-name=mine-array-2
+#SBATCH --nodes=2
+#SBATCH --ntasks-per-node=64
+#SBATCH --cpus-per-task=2
+#SBATCH --time=01:30:00
+#SBATCH --output=results/mine/jobs/%x.%A_%a.txt
+#SBATCH --open-mode=append
+#SBATCH --gpus-per-node=4
+#SBATCH --account=proj
+#SBATCH --partition=fast
+#SBATCH --array=2-4%2
+#SBATCH --signal=B:USR1@300
+#SBATCH --requeue
+#SBATCH --exclusive
+
+module load gcc openmpi
+export PATH="$HOME/venv/bin:$PATH"
+export SCALEBENCH_LAUNCHER=mpirun
+cd "${SLURM_SUBMIT_DIR:-.}" || exit 2
+
+trap 'kill -USR1 $study' USR1
+scalebench run results/mine --shard ${SLURM_ARRAY_TASK_ID} &
+study=$!
+wait $study
+while kill -0 $study 2>/dev/null; do wait $study; done
+wait $study
+status=$?
+if [ $status -eq 138 ]; then   # stopped in time, with runs left
+    scontrol requeue "$SLURM_JOB_ID"
+fi
+exit $status

@@ -1,0 +1,183 @@
+"""`scalebench submit` and `status`, with clients of Slurm that keep what they were called with."""
+
+from __future__ import annotations
+
+import json
+import time
+from pathlib import Path
+
+import pytest
+
+from scalebench.batch.submission import read_submission
+from tests.batch.conftest import facts_of, make, scalebench, submitted
+from tests.conftest import needs_mpi
+
+pytestmark = needs_mpi
+RESULTS = Path("results/mine")
+
+
+def test_a_study_is_submitted_largest_first_with_a_collection_that_depends_on_all(clients, place, capsys):
+    made = submitted()
+    assert [job.job for job in made.jobs] == ["11", "12", "13"]
+    assert [job.shards for job in made.jobs] == [[1], [2], []]
+    assert [shard.nodes for shard in made.shards] == [2, 1]
+    said = capsys.readouterr().out
+    assert "job 11: shard 1 (4 workers, native, 2 nodes)" in said
+    assert clients.calls("sbatch")[-1].split()[2:] == ["--dependency=afterany:11:12", "results/mine/jobs/collect.sh"]
+    text = (RESULTS / "jobs" / "shard-1.sh").read_text()
+    assert "scalebench run results/mine --shard 1 &" in text
+    assert "#SBATCH --time=01:00:00" in text
+    assert (RESULTS / "runs.csv").read_text().count("\n") == 1, "the study is there, and nothing of it is done"
+
+
+def test_an_array_has_a_task_for_each_repetition_and_a_limit(clients, place):
+    made = submitted("--array", "--limit", "1", "--no-collect")
+    assert [(job.shards, job.array) for job in made.jobs] == [([1, 2], True), ([3, 4], True)]
+    assert "#SBATCH --array=3-4%1" in (RESULTS / "jobs" / "array-3.sh").read_text()
+    assert len(clients.calls("sbatch")) == 2
+
+
+def test_dry_run_prints_the_scripts_and_writes_nothing(clients, place, capsys):
+    assert scalebench("submit", "study.yaml", "--dry-run", "--time", "01:00:00") == 0
+    printed = capsys.readouterr().out
+    assert [line for line in printed.splitlines() if line.startswith("# ")] == [
+        f"# results/mine/jobs/{name}.sh" for name in ("shard-1", "shard-2", "collect")
+    ]
+    assert not Path("results").exists()
+    assert clients.calls("sbatch") == []
+
+
+def test_records_decide_and_the_scheduler_explains_by_one_query_in_a_while(clients, place, capsys):
+    submitted()
+    clients.answer("11|RUNNING|2026-11-26T08:00:00|None", "12|PENDING|N/A|Resources")
+    make(1, count=1)
+    capsys.readouterr()
+    for _ in range(3):
+        assert scalebench("status", "results/mine", "--json") == 0
+        shards = facts_of(capsys.readouterr().out)
+        assert (shards[1]["state"], shards[1]["done"], shards[1]["why"]) == ("running", 1, "since 2026-11-26T08:00:00")
+        assert (shards[2]["state"], shards[2]["why"]) == ("pending", "Resources")
+    (query,) = clients.calls("squeue")
+    assert "--jobs=11,12" in query
+    make(1)
+    make(2)
+    assert scalebench("status", "results/mine", "--watch") == 0
+    assert "8 of 8 runs done" in capsys.readouterr().out
+    assert len(clients.calls("squeue")) == 1, "rows say it already"
+
+
+def test_an_old_answer_of_the_scheduler_is_asked_for_again(clients, place, capsys):
+    submitted()
+    assert scalebench("status", "results/mine") == 0
+    kept = RESULTS / "jobs" / "queue.json"
+    content = json.loads(kept.read_text())
+    for asked_at in (time.time() - 100, time.time() + 1000):
+        kept.write_text(json.dumps(content | {"asked_at": asked_at}))
+        scalebench("status", "results/mine")
+    kept.write_text("{")
+    scalebench("status", "results/mine")
+    assert len(clients.calls("squeue")) == 4
+
+
+@pytest.mark.parametrize(
+    ("answer", "state", "why"),
+    [
+        ("11|TIMEOUT|2026-11-26T08:00:00|TimeLimit", "stopped", "TIMEOUT"),
+        ("", "stopped", "its job has ended"),
+        ("11|CANCELLED|N/A|None", "stopped", "CANCELLED"),
+    ],
+)
+def test_a_shard_whose_job_ended_with_runs_left_is_stopped(clients, place, capsys, answer, state, why):
+    submitted()
+    clients.answer(answer)
+    make(1, count=1)
+    capsys.readouterr()
+    scalebench("status", "results/mine", "--json")
+    shard = facts_of(capsys.readouterr().out)[1]
+    assert (shard["state"], shard["why"]) == (state, why)
+
+
+def test_tasks_of_an_array_have_states_of_their_own(clients, place, capsys):
+    submitted("--array")
+    clients.answer("11_1|RUNNING|2026-11-26T08:00:00|None", "11_[2%1]|PENDING|N/A|JobArrayTaskLimit")
+    make(3)
+    capsys.readouterr()
+    scalebench("status", "results/mine", "--json")
+    shards = facts_of(capsys.readouterr().out)
+    assert {number: shard["state"] for number, shard in shards.items()} == {
+        1: "running", 2: "pending", 3: "done", 4: "stopped",
+    }  # fmt: skip
+
+
+def test_failed_runs_alone_are_submitted_again(clients, place, capsys):
+    submitted()
+    make(1, status="failed")
+    make(2, count=1)
+    assert scalebench("status", "results/mine") == 0
+    printed = capsys.readouterr().out
+    assert "failed: rank 1 was ended by signal 9" in printed
+    assert "scalebench submit results/mine" in printed
+    assert scalebench("retry", "results/mine", "--submit") == 0
+    *_, last, collection = read_submission(RESULTS).jobs
+    assert (last.shards, collection.shards) == ([1], [])
+    assert "run results/mine --shard 1 --retry" in (RESULTS / "jobs" / "shard-1-retry.sh").read_text()
+    clients.answer("14|PENDING|N/A|Resources")
+    assert scalebench("submit", "results/mine") == 0
+    assert [job.shards for job in read_submission(RESULTS).jobs[-2:]] == [[2], []], "what is left, too"
+
+
+def test_shards_in_the_queue_are_not_submitted_again_and_edited_scripts_are_kept(clients, place, capsys):
+    submitted()
+    clients.answer("11|PENDING|N/A|Resources")
+    edited = RESULTS / "jobs" / "shard-2.sh"
+    edited.write_text("#!/bin/bash\n# mine\n")
+    assert scalebench("submit", "results/mine") == 0
+    assert [job.shards for job in read_submission(RESULTS).jobs] == [[1], [2], [], [2], []]
+    assert edited.read_text() == "#!/bin/bash\n# mine\n"
+    assert "--dependency=afterany:14:11" in clients.calls("sbatch")[-1]
+    assert scalebench("submit", "study.yaml", "--time", "01:00:00") == 0, "the same study: as with its folder"
+
+
+def test_a_refused_job_is_one_line_and_those_before_it_are_known(clients, place, capsys):
+    clients.write(
+        "sbatch", '[ -e N ] && { echo "sbatch: error: QOSMaxSubmitJobPerUserLimit" >&2; exit 1; }; echo 11 | tee N'
+    )
+    assert scalebench("submit", "study.yaml", "--time", "01:00:00") == 2
+    (line,) = [line for line in capsys.readouterr().err.splitlines() if "error" in line]
+    assert "sbatch refused results/mine/jobs/shard-2.sh: sbatch: error: QOSMaxSubmitJobPerUserLimit" in line
+    assert [job.shards for job in read_submission(RESULTS).jobs] == [[1]]
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (("submit", "results/none", "--retry"), "--retry: expected the folder of a submitted study"),
+        (("submit", "."), "holds no submitted study"),
+        (("submit", "study.yaml", "--limit", "2"), "--limit bounds the tasks of an array"),
+        (("submit", "study.yaml", "--time", "soon"), "expected a time such as 02:30:00"),
+        (("submit", "study.yaml", "--workers", "64"), "a job has at most 2 nodes of 2 workers, and 64 workers do not"),
+        (("submit", "study.yaml", "--site", "none.yaml"), "cannot read the site file"),
+        (("submit", "study.yaml", "--set", "tune={over: {lr: [0.1]}}"), "tune"),
+        (("run", "study.yaml", "--shard", "1"), "holds no submitted study"),
+        (("run", "--shard", "1"), "--shard: expected the folder of a submitted study"),
+        (("collect", "results/none"), "holds no submitted study"),
+    ],
+)
+def test_bad_requests_are_one_line(clients, place, capsys, words, said):
+    assert scalebench(*words) == 2
+    (line,) = [line for line in capsys.readouterr().err.splitlines() if line.startswith("scalebench: error:")]
+    assert said in line
+
+
+@pytest.mark.parametrize(("text", "said"), [("{", "not JSON"), ("{}", "is missing"), ("[]", "expected")])
+def test_a_damaged_record_of_the_submission_is_one_line(clients, place, capsys, text, said):
+    submitted()
+    (RESULTS / "jobs" / "submission.json").write_text(text)
+    assert scalebench("status", "results/mine") == 2
+    assert said in capsys.readouterr().err
+
+
+def test_no_scheduler_here_is_one_line(place, monkeypatch, capsys):
+    monkeypatch.setenv("PATH", "/nowhere")
+    assert scalebench("submit", "study.yaml") == 2
+    assert "scheduler slurm: no sbatch on PATH" in capsys.readouterr().err

@@ -1,0 +1,130 @@
+"""Studies submitted by `scalebench submit` to a real Slurm on three nodes, watched and collected."""
+
+from __future__ import annotations
+
+import csv
+import json
+import re
+from collections import Counter
+from pathlib import Path
+
+import pytest
+
+from tests.hosts.machines import until
+from tests.hosts.studies import SCALEBENCH, study
+
+PAGE = Path(__file__).parents[2] / "docs" / "login-node.md"
+COMMANDS = re.compile(r"(<!-- not run[^>]*-->\n)?```sh\n(.*?)```", re.DOTALL)
+ONE_EACH = ["--tasks-per-node", "1", "--time", "00:10:00"]  # a worker on each node
+
+
+@pytest.fixture
+def site(cluster, tmp_path):
+    """A user's folder on the login node; return the function that runs a command there."""
+    (tmp_path / "site.yaml").write_text("partition: p\n")
+
+    def call(*words, timeout=200, codes=(0,)):
+        command = ["bash", "-c", '"$@"; echo "exit $?"', "-", *words]
+        printed = cluster.hosts.login.call(command, cwd=tmp_path, env=cluster.environment, timeout=timeout)
+        body, _, code = printed.rstrip().rpartition("exit ")
+        assert int(code) in codes, printed
+        return body
+
+    return call
+
+
+def write_study(folder, name, *strategies, **values):
+    text = study(3, *strategies, **values).replace("workers: [3]", "workers: [1, 2, 3]").replace("nodes\n", f"{name}\n")
+    (folder / "study.yaml").write_text(text)
+    return folder / "results" / name
+
+
+def rows(results, table="runs"):
+    with (results / f"{table}.csv").open(newline="") as file:
+        return list(csv.DictReader(file))
+
+
+def jobs_of(results):
+    return json.loads((results / "jobs" / "submission.json").read_text())["jobs"]
+
+
+def output_of(results):
+    return "\n".join(path.read_text() for path in sorted((results / "jobs").glob("*.txt")))
+
+
+def made_by_shard(results, number):
+    """Return the number of rows that the job of a shard has written so far."""
+    table = results / "shards" / str(number) / results.name / "runs.csv"
+    return max(0, table.read_text().count("\n") - 1) if table.exists() else 0
+
+
+def test_every_command_of_the_page_runs_on_a_login_node(cluster, site, tmp_path):
+    (tmp_path / "site.yaml").unlink()  # written by the page
+    results = write_study(tmp_path, "scaling", "serial", "allreduce", repetitions=2)
+    commands = [
+        line for skipped, block in COMMANDS.findall(PAGE.read_text()) for line in block.splitlines() if not skipped
+    ]
+    assert len(commands) >= 7
+    for command in commands:
+        wanted = f"{command} {' '.join(ONE_EACH)}" if "submit study.yaml" in command else command
+        site("bash", "-c", wanted, timeout=400)
+    made = rows(results)
+    assert Counter((row["strategy"], row["workers"], row["nodes"]) for row in made) == {
+        ("serial", "1", "1"): 2, ("allreduce", "1", "1"): 2, ("allreduce", "2", "2"): 2, ("allreduce", "3", "3"): 2,
+    }, output_of(results)  # fmt: skip
+    assert {row["status"] for row in made} == {"completed"}
+    assert sorted(int(row["run_order"]) for row in made) == list(range(8)), "as if it had run in one piece"
+    assert len({row["scheduler_job_id"] for row in made}) == 3
+    assert len(rows(results, "epochs")) == 16
+    first, *_, collection = jobs_of(results)
+    assert "NumNodes=3" in cluster.shown(int(first["job"]))
+    assert cluster.wait(int(collection["job"])) == "COMPLETED"
+    assert list(tmp_path.rglob("strong-scaling*.png"))
+    assert "partition: p" in (tmp_path / "site.yaml").read_text()
+
+
+@pytest.mark.thorough
+def test_an_array_cancelled_in_the_middle_ends_with_the_rows_of_an_undisturbed_study(cluster, site, tmp_path):
+    results = write_study(tmp_path, "cancelled", "allreduce", repetitions=2, epochs=150)
+    site(SCALEBENCH, "submit", "study.yaml", *ONE_EACH, "--array", "--limit", "1", "--no-collect")
+    arrays = jobs_of(results)
+    assert [job["shards"] for job in arrays] == [[1, 2], [3, 4], [5, 6]]
+    state = json.loads(site(SCALEBENCH, "status", str(results), "--json"))["shards"]
+    assert [shard["job"] for shard in state[:2]] == [f"{arrays[0]['job']}_1", f"{arrays[0]['job']}_2"]
+    until(lambda: any(made_by_shard(results, number) for number in range(1, 7)), "a run is done", 150)
+    for job in arrays:
+        cluster.hosts.login.call(["scancel", job["job"]], env=cluster.environment)
+    until(lambda: cluster._idle() == 3, "all nodes are free", 90)
+    until(lambda: not list(results.glob("shards/*/cancelled/lock")), "all commands have ended", 60)
+    assert site(SCALEBENCH, "collect", str(results), codes=(3,)).count("1 run left") == sum(
+        not made_by_shard(results, number) for number in range(1, 7)
+    )
+    printed = site(SCALEBENCH, "status", str(results), "--poll", "1")
+    assert "CANCELLED" in printed or "its job has ended" in printed
+    site(SCALEBENCH, "submit", str(results))
+    collection = jobs_of(results)[-1]
+    assert cluster.wait(int(collection["job"])) == "COMPLETED", output_of(results)
+    made = rows(results)
+    assert Counter(row["workers"] for row in made) == {"1": 2, "2": 2, "3": 2}
+    assert len({row["run_id"] for row in made}) == len(made) == 6, "none twice"
+    assert len(rows(results, "epochs")) == 6 * 150
+
+
+@pytest.mark.thorough
+def test_a_job_warned_before_its_limit_goes_back_into_the_queue_with_what_is_left(cluster, site, tmp_path):
+    """The test sends the signal that Slurm sends before the limit, and has the job start again at once."""
+    results = write_study(tmp_path, "warned", "allreduce", repetitions=6, epochs=60)
+    site(SCALEBENCH, "submit", "study.yaml", *ONE_EACH, "--group", "all")
+    first, collection = jobs_of(results)
+    job = int(first["job"])
+    until(lambda: made_by_shard(results, 1) > 0, "a run is done", 150)
+    cluster.hosts.login.call(["scancel", "--batch", "--signal=USR1", str(job)], env=cluster.environment)
+    until(lambda: "Restarts=1" in cluster.shown(job), "the job is queued again", 100)
+    until(lambda: cluster.state(job) == "PENDING", "the first start has ended on all nodes", 60)
+    done = made_by_shard(results, 1)
+    assert 0 < done < 18
+    cluster.hosts.login.call(["scontrol", "update", f"JobId={job}", "StartTime=now"], env=cluster.environment)
+    assert cluster.wait(int(collection["job"])) == "COMPLETED", output_of(results)
+    made = rows(results)
+    assert len({row["run_id"] for row in made}) == len(made) == 18, "none twice"
+    assert {row["status"] for row in made} == {"completed"}
