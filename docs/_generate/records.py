@@ -44,8 +44,8 @@ In lockstep a fast worker waits for the slowest one; under `asp` only while the 
 a worker's end and that of the last worker counts as waiting; an epoch's row holds the time before its end.
 Virtual messages are always buffered.
 
-`bubble_s` is the part of `wait_s` in which a stage of a pipeline has no micro-batch: it waits for activations of the stage
-before it, or for gradients of the one after it, or has ended before the others. It is measured, not a formula.
+`bubble_s` is the part of `wait_s` in which a stage of a pipeline has no micro-batch: it waits for activations of the
+stage before it, or for gradients of the one after it, or has ended before the others. It is measured, not a formula.
 
 Real workers log the start and end of each operation, and the logs are compared after the run. The times need one clock:
 `wait_s` is known on one node and empty on several. It is also empty if communication is hidden inside the backward
