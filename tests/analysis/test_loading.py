@@ -202,7 +202,7 @@ def test_parts_of_a_whole_and_moments_of_iso_8601_are_read(study, changes):
         ("", "is empty"),
         ("a,b\n1,2\n", "its header lacks schema_version"),
         (",".join(columns(RunRow)) + "\n", "holds no runs yet"),
-        (",".join(columns(RunRow)) + "\n" + 99 * "x," + "\n", f"has 100 cells, expected {len(columns(RunRow))}"),
+        (",".join(columns(RunRow)) + "\n" + 199 * "x," + "\n", f"has 200 cells, expected {len(columns(RunRow))}"),
     ],
 )
 def test_other_files_are_refused(tmp_path, content, message):

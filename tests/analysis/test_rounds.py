@@ -19,7 +19,7 @@ from scalebench.analysis.methodology.quality import findings
 from scalebench.analysis.rounds import paired_rounds, paired_times, runs_by_cell
 from scalebench.cluster.load import load_cluster
 from scalebench.comm import engines
-from scalebench.launch.hosts import Host, Hosts
+from scalebench.launch.hosts import Allocation, Host
 from scalebench.launch.sweep import expand
 from scalebench.study.spec import Study
 from tests.analysis.test_comparing import only, run
@@ -248,7 +248,7 @@ def test_the_noise_of_the_baseline_is_inside_either_interval(study):
 def test_native_cells_of_all_engines_share_rounds(study, monkeypatch):
     monkeypatch.setattr(engines, "available", lambda name, **_: "no GPU here" if name == "nccl" else None)
     plan = Study(workers="1,2,4", strategies=["serial", "allreduce", "horovod", "ddp", "epoch_average"], repetitions=4)
-    runs = expand(plan, load_cluster(plan.cluster), Hosts((Host("here", 4, 4, 4),))).runs
+    runs = expand(plan, load_cluster(plan.cluster), Allocation((Host("here", 4, 4, 4),))).runs
     rows = [
         run(one.strategy.name, one.workers, 1.0, one.execution, one.engine, one.repetition, run_order=one.run_order)
         for one in runs

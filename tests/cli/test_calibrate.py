@@ -75,7 +75,7 @@ def test_file_is_completed_by_the_same_command_and_charges_a_study(scalebench):
 
 
 def test_steps_on_gpus_are_measured_in_seconds_with_one_process_for_each(scalebench, monkeypatch):
-    monkeypatch.setattr("scalebench.comm.engines.available", lambda engine: None)
+    monkeypatch.setattr("scalebench.comm.engines.available", lambda engine, **_: None)
     monkeypatch.setattr("scalebench.comm.engines.gpus", lambda: 2)
     monkeypatch.setattr("torch.cuda.get_device_name", lambda *_: "NVIDIA T4")
     said = scalebench("calibrate", "--dataset", "wine", "--device", "cuda", "--batch", 8, "-o", FILE)
@@ -93,7 +93,7 @@ def test_steps_on_gpus_are_measured_in_seconds_with_one_process_for_each(scalebe
 
 
 def test_steps_on_a_gpu_need_one(scalebench, monkeypatch):
-    monkeypatch.setattr("scalebench.comm.engines.available", lambda engine: "no NVIDIA GPU here")
+    monkeypatch.setattr("scalebench.comm.engines.available", lambda engine, **_: "no NVIDIA GPU here")
     said = scalebench("calibrate", "--device", "cuda", "-o", FILE, code=2)
     assert said.strip() == "scalebench: error: --device cuda: no NVIDIA GPU here"
     assert not FILE.exists()

@@ -24,7 +24,7 @@ PARTS = {"Python", "cores", "memory", "GPUs", "C++ compiler", "PyTorch", "MPI", 
 def unloaded_horovod(monkeypatch: pytest.MonkeyPatch) -> None:
     """Horovod looks missing, so that it is not loaded, which takes seconds."""
     monkeypatch.setattr(
-        examination, "available", lambda engine: "left out" if engine == "horovod" else available(engine)
+        examination, "available", lambda engine, **_: "left out" if engine == "horovod" else available(engine)
     )
 
 
@@ -77,7 +77,7 @@ def test_slurm_version_is_shown(monkeypatch: pytest.MonkeyPatch, tmp_path: Path)
 def test_horovod_that_does_not_load_is_missing(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     (tmp_path / "horovod.py").write_text("raise ImportError('libtorch_cpu.so: not found')")
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
-    monkeypatch.setattr(examination, "available", lambda engine: None)
+    monkeypatch.setattr(examination, "available", lambda engine, **_: None)
     (finding,) = [finding for finding in examine() if finding.part == "Horovod"]
     assert finding.detail == "does not load: ImportError: libtorch_cpu.so: not found"
     assert finding.add == "scalebench install horovod --force"

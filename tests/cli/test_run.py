@@ -170,7 +170,7 @@ def test_powersgd_without_matrices_is_refused(refused, tmp_path):
 
 @pytest.mark.parametrize("execution", ["auto", "native", "paced", "virtual"])
 def test_horovod_with_bfloat16_is_refused(refused, monkeypatch, execution):
-    monkeypatch.setattr("scalebench.comm.engines.available", lambda name: None)
+    monkeypatch.setattr("scalebench.comm.engines.available", lambda name, **_: None)
     options = (
         "--execution",
         execution,
