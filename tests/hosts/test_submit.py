@@ -124,7 +124,10 @@ def test_a_job_warned_before_its_limit_goes_back_into_the_queue_with_what_is_lef
     done = made_by_shard(results, 1)
     assert 0 < done < 18
     cluster.hosts.login.call(["scontrol", "update", f"JobId={job}", "StartTime=now"], env=cluster.environment)
-    assert cluster.wait(int(collection["job"])) == "COMPLETED", output_of(results)
+    assert cluster.wait(job) == "COMPLETED", output_of(results)
+    *_, last = jobs_of(results)
+    assert last["job"] != collection["job"], "the first collection began when the job went back into the queue"
+    assert cluster.wait(int(last["job"])) == "COMPLETED", output_of(results)
     made = rows(results)
     assert len({row["run_id"] for row in made}) == len(made) == 18, "none twice"
     assert {row["status"] for row in made} == {"completed"}
