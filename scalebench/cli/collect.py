@@ -41,7 +41,7 @@ def collect(results: Path | None, copies: tuple[Path, ...], again: bool) -> int:
 def _submitted_again(folder: Path) -> bool:
     """Submit another collection behind the jobs that run or wait; return False if there are none.
 
-    A job that went back into the queue has ended once already: Slurm begins then what waits for its end.
+    A job that went back into the queue has ended once already: Slurm may begin what waits for its end then.
     """
     from scalebench.batch.schedulers import SCHEDULERS
     from scalebench.batch.site import site_for
