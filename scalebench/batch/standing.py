@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -65,6 +65,12 @@ def standings(folder: Path, submission: Submission, *, poll_s: float = POLL_S) -
             state, why = _explained(answers.get(name), name, unknown, failures)
         found.append(ShardStanding(shard, name, state, len(done), len(failures), why))
     return found
+
+
+def under_way(submission: Submission, found: Iterable[ShardStanding]) -> list[str]:
+    """Return the jobs that run or wait."""
+    queued = [each.shard.number for each in found if each.state in ("running", "pending")]
+    return sorted({job.job for number in queued if (job := submission.job_of(number))})
 
 
 def _explained(answer: JobState | None, job: str, unknown: str, failed: Mapping[str, str]) -> tuple[str, str]:

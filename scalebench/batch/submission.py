@@ -243,7 +243,7 @@ class Submitter:
         """Return the job that collects the shards."""
         return BatchJob(
             name=f"{self.folder.name}-collect",
-            command=f"scalebench collect {shlex.quote(str(self.folder))}",
+            command=f"scalebench collect {shlex.quote(str(self.folder))} --again",
             folder=str(self.folder / JOBS),
             site=self.site,
             path=programs(),
@@ -288,9 +288,9 @@ class Submitter:
             submission = submission.model_copy(update={"jobs": [*submission.jobs, of]})
             keep_submission(self.folder, submission)
             say(f"job {identifier}: {'; '.join(map(str, shards))}")
-        if collects and submitted:
+        if collects and (after := [*submitted, *under_way]):
             path = self._write(self.collection())
-            identifier = submit(self.scheduler, str(path), [*submitted, *under_way])
+            identifier = submit(self.scheduler, str(path), after)
             last = SubmittedJob(job=identifier, shards=[], script=path.name, submitted_utc=_now())
             submission = submission.model_copy(update={"jobs": [*submission.jobs, last]})
             keep_submission(self.folder, submission)

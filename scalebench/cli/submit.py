@@ -119,16 +119,15 @@ def again(
     dry_run: bool = False,
 ) -> None:
     """Submit shards of the study in `folder` again: those named, those with failed runs, or all without a job."""
-    from scalebench.batch.standing import standings
+    from scalebench.batch.standing import standings, under_way
     from scalebench.batch.submission import Submitter, read_submission
 
     submission = read_submission(folder).known_to(scheduler.name)
     chosen = [submission.shard(number).number for number in numbers]
-    under_way: set[str] = set()
+    waited_for: list[str] = []
     if not chosen:
         known = standings(folder, submission, poll_s=0.0)
-        queued = [each.shard.number for each in known if each.state in ("running", "pending")]
-        under_way = {job.job for number in queued if (job := submission.job_of(number))}
+        waited_for = under_way(submission, known)
         idle = [each for each in known if each.state in ("failed", "stopped", "not submitted")]
         if each := next((each for each in known if each.state == "unknown"), None):
             raise UsageError(f"{each.shard}: {each.why}; name what to submit again with --shard {each.shard.number}")
@@ -141,7 +140,7 @@ def again(
     if dry_run:
         _show(submitter, [job for _, job in jobs], collects)
         return
-    submitter.submit(jobs, collects=collects, say=click.echo, under_way=sorted(under_way))
+    submitter.submit(jobs, collects=collects, say=click.echo, under_way=waited_for)
 
 
 def _submit_study(

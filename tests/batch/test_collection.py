@@ -149,3 +149,13 @@ def test_copies_that_are_none_and_studies_without_records_are_refused(study):
     with pytest.raises(ResultsError, match="elsewhere has no folder shards"):
         collect(RESULTS, [Path("elsewhere")])
     assert read_submission(RESULTS) == study
+
+
+def test_a_collection_job_submits_another_one_while_jobs_wait(study, clients, capsys):
+    make(2)
+    clients.answer("11|PENDING|N/A|BeginTime")
+    assert scalebench("collect", "results/mine", "--again") == 0
+    assert "--dependency=afterany:11 " in clients.calls("sbatch")[-1]
+    clients.answer("")
+    assert scalebench("collect", "results/mine", "--again") == 3, "no job is left that could make them"
+    assert len(clients.calls("sbatch")) == 4
