@@ -119,7 +119,7 @@ def test_concurrent_processes_prepare_one_data_set(tmp_path):
 
 def test_failed_build_leaves_no_files(tmp_path):
     np.savez(tmp_path / "bad.npz", x=np.full((10, 2), np.nan), y=np.zeros(10))
-    with pytest.raises(DataError, match="hold NaN"):
+    with pytest.raises(DataError, match="holds NaN"):
         load(tmp_path, "npz", data_dir=tmp_path)
     assert list((tmp_path / "cache").iterdir()) == []
 
