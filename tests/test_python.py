@@ -152,8 +152,8 @@ def test_interrupted_run_is_an_interrupted_cell(tmp_path, monkeypatch) -> None:
 
     monkeypatch.setattr("scalebench.cli.progress.Watcher.ended", stop)
     with pytest.raises(KeyboardInterrupt):
-        scalebench.run(SMALL, workers="1..4", strategies=["allreduce"], **ON)
-    assert 0 < len(scalebench.load("results/small").runs) < 9
+        scalebench.run(SMALL, workers="1..4", strategies=["allreduce"], repetitions=8, **ON)
+    assert 0 < len(scalebench.load("results/small").runs) < 24
 
 
 def test_plot_returns_the_axes_of_what_was_chosen(tmp_path) -> None:
