@@ -21,8 +21,7 @@ def run(strategy, workers, train_s, execution="virtual", engine=None, repetition
         execution=execution,
         engine=engine,
         repetition=repetition,
-        batch_global=8 * workers,
-        **changes,
+        **{"batch_global": 8 * workers, **changes},
     )
 
 
