@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from scalebench.cluster.mesh import Mesh
 from scalebench.errors import UsageError
 from scalebench.pricing.overlap import hidden_s
-from scalebench.pricing.platform import binding
+from scalebench.pricing.platform import binding, parts
 from scalebench.pricing.prediction import SERIAL, Case, Predictor
 from scalebench.pricing.uncertainty import Uncertainty, cases_at_ends, interval, seconds_at_ends, uncertainty_of
 from scalebench.pricing.validity import lacking, memory_of, outside
@@ -23,8 +23,9 @@ class Point:
     """Prediction of one training.
 
     `ends_s` are its seconds at each of `uncertainty.ENDS`, and `low_s` and `high_s` the interval of `train_s`.
-    `gains` are the factors by which the training becomes shorter with half the time of each component; `outside` says
-    where the point lies outside what its inputs are known to hold for, `lacking` which memory it has too little of.
+    `gains` are the factors by which the training becomes shorter with half the time of each component, and `halves_s`
+    its seconds with half of all communication and with half of all else; `outside` says where the point lies outside
+    what its inputs are known to hold for, `lacking` which memory it has too little of.
     """
 
     strategy: Component
@@ -45,6 +46,7 @@ class Point:
     bubble_s: float
     memory_bytes: int
     gains: dict[str, float]
+    halves_s: tuple[float, float]
     queued: bool
     known: Uncertainty
     ends_s: tuple[float, ...]
@@ -103,10 +105,10 @@ class Point:
     def binds(self) -> str:
         """The component whose halving shortens the training most, in parentheses that of a server or shared model.
 
-        Where communication takes more than half of the time, what binds is a part of it.
+        It is one of communication or one of all others, as `platform.binding` says.
         """
         communicating = (self.exposed_s - self.wait_s) / self.train_s
-        best = max(binding(self.gains, communicating), key=lambda name: self.gains[name])
+        best = max(binding(self.gains, communicating, self.halves_s), key=lambda name: self.gains[name])
         return f"{best} (queue)" if self.queued and best.startswith("network") else best
 
 
@@ -129,7 +131,7 @@ class Grid:
     def without_effect(self) -> list[str]:
         """Return the components that no point reacts to."""
         names = dict.fromkeys(name for point in self.points for name in point.gains)
-        return [name for name in names if all(point.gains[name] < _REACTS for point in self.points)]
+        return [name for name in names if all(point.gains.get(name, 1.0) < _REACTS for point in self.points)]
 
 
 def predict(predictor: Predictor, strategies: Sequence[Component], counts: Sequence[int]) -> Grid:
@@ -166,12 +168,14 @@ def _point(predictor: Predictor, strategy: Component, workers: int, alone: float
     cases = [Case(platform, workload.batch)]
     components = predictor.components(strategy, platform)
     cases += [Case(platform.improved(name), workload.batch) for name in components]
+    cases += [Case(platform.improved(*names), workload.batch) for names in parts(components)]
     known = uncertainty_of(predictor, strategy, workers)
     cases += cases_at_ends(platform, known, workload.batch)
     times = predictor.times(strategy, workers, cases)
     train_s = float(times.time[0])
-    first_end = 1 + len(components)
-    gains = dict(zip(components, (train_s / times.time[1:first_end]).tolist(), strict=True))
+    halves = 1 + len(components)
+    first_end = halves + 2
+    gains = dict(zip(components, (train_s / times.time[1:halves]).tolist(), strict=True))
     return Point(
         strategy=strategy,
         workers=workers,
@@ -191,6 +195,7 @@ def _point(predictor: Predictor, strategy: Component, workers: int, alone: float
         bubble_s=float(times.bubble[0]),
         memory_bytes=memory_of(predictor, strategy, workers).total,
         gains=gains,
+        halves_s=(float(times.time[halves]), float(times.time[halves + 1])),
         queued=bool(times.queued[0]),
         known=known,
         ends_s=seconds_at_ends(times, first_end),

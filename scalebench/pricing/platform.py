@@ -74,9 +74,12 @@ class Platform:
         changed = links.model_copy(update={"intra": links.intra.model_copy(update=rate)})
         return replace(self, cluster=self.cluster.model_copy(update={"links": changed}))
 
-    def improved(self, component: str) -> Platform:
-        """Return the platform with half the time of `component`."""
-        return self.changed(component, 2.0 if component in RATES else 0.5)
+    def improved(self, *components: str) -> Platform:
+        """Return the platform with half the time of each of `components`."""
+        found = self
+        for component in components:
+            found = found.changed(component, 2.0 if component in RATES else 0.5)
+        return found
 
     def changed(self, component: str, factor: float) -> Platform:
         """Return the platform with `factor` times the rate, or the time, of `component`."""
@@ -101,13 +104,22 @@ class Platform:
         return replace(self, jitter=self.jitter * factor)
 
 
-def binding(components: Iterable[str], communicating: float) -> list[str]:
-    """Return the components that may bind where exposed communication is the share `communicating` of the time.
-
-    Its parts (bandwidth, latency, reduction) may each follow less than compute does, though it takes more than half.
-    """
+def parts(components: Iterable[str]) -> tuple[list[str], list[str]]:
+    """Return the components of communication, and all others."""
     found = list(components)
-    return [name for name in found if name in COMMUNICATION] if communicating > 0.5 else found
+    return [name for name in found if name in COMMUNICATION], [name for name in found if name not in COMMUNICATION]
+
+
+def binding(components: Iterable[str], communicating: float, halves_s: tuple[float, float]) -> list[str]:
+    """Return the components that may bind: those of communication, or all others.
+
+    They are those of communication where its exposed part is the share `communicating` > 1/2 of the time, or where the
+    training takes less time with half of all communication than with half of all else (`halves_s`). Singly, each
+    component of the part that binds may shorten the training less than one of the other part: where communication is
+    the sum of small terms, or where a network is nearly hidden and compute has several terms.
+    """
+    communication, others = parts(components)
+    return communication if communicating > 0.5 or halves_s[0] < halves_s[1] else others
 
 
 def faster(operations: OperationTimes, factor: float) -> OperationTimes:

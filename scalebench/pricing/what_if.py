@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from scalebench.errors import UsageError, nearest
 from scalebench.formatting import digits, seconds, share
 from scalebench.pricing.advice import with_option
-from scalebench.pricing.platform import RATES, Platform, binding
+from scalebench.pricing.platform import RATES, Platform, binding, parts
 from scalebench.pricing.prediction import SERIAL, Case, Predictor
 from scalebench.pricing.uncertainty import ENDS, cases_at_ends, seconds_at_ends, uncertainty_of
 from scalebench.pricing.validity import lacking, outside
@@ -310,25 +310,27 @@ def _priced(
     )
     times_s, alone, bound = np.empty(cells), np.empty(cells), np.empty(cells, dtype=np.int64)
     outside_of, lacking_of = np.empty(cells, dtype=object), np.empty(cells, dtype=object)
-    improved: dict[tuple[int, str], Platform] = {}
+    halved = [(name,) for name in names] + [tuple(part) for part in parts(names)]
+    improved: dict[tuple[int, tuple[str, ...]], Platform] = {}
     for (workers, _), (strategy, own) in groups.items():
         places = [place for place, _ in own]
         cases = [case for _, case in own]
         marks = _marks(predictor, strategy, workers, [case.batch for case in cases])
         outside_of[places], lacking_of[places] = marks
-        for name in names:
+        for together in halved:
             for _, case in own:
-                key = (id(case.platform), name)
+                key = (id(case.platform), together)
                 if key not in improved:
-                    has = name in predictor.components(strategy, case.platform)
-                    improved[key] = kept.improved(case.platform, name) if has else case.platform
+                    has = predictor.components(strategy, case.platform)
+                    improved[key] = kept.improved(case.platform, *(name for name in together if name in has))
                 cases.append(Case(improved[key], case.batch))
         priced = predictor.times(strategy, workers, cases)
-        times = priced.time.reshape(len(names) + 1, len(own))
+        times = priced.time.reshape(1 + len(halved), len(own))
         times_s[places] = times[0]
-        for at, (place, _) in enumerate(own):
-            least = binding(names, float((priced.comm[at] - priced.wait[at]) / priced.time[at]))
-            bound[place] = min(map(names.index, least), key=lambda component: float(times[1 + component, at]))
+        for at, place in enumerate(places):
+            communicating = float((priced.comm[at] - priced.wait[at]) / priced.time[at])
+            may_bind = binding(names, communicating, (float(times[-2, at]), float(times[-1, at])))
+            bound[place] = min(map(names.index, may_bind), key=lambda component: float(times[1 + component, at]))
         alone[places] = predictor.times(SERIAL, 1, [case for _, case in own]).time / workers
     workload = predictor.workload
     return Plane(
@@ -349,9 +351,11 @@ class _Parts:
     def __init__(self) -> None:
         self._changed: dict[tuple[int, str, float], tuple[object, Platform]] = {}
 
-    def improved(self, platform: Platform, component: str) -> Platform:
-        """Return the platform with half the time of `component`."""
-        return self.changed(platform, component, 2.0 if component in RATES else 0.5)
+    def improved(self, platform: Platform, *components: str) -> Platform:
+        """Return the platform with half the time of each of `components`."""
+        for component in components:
+            platform = self.changed(platform, component, 2.0 if component in RATES else 0.5)
+        return platform
 
     def changed(self, platform: Platform, component: str, factor: float) -> Platform:
         """Return `platform.changed(component, factor)`."""

@@ -234,6 +234,22 @@ def test_what_takes_most_of_the_time_binds(varied):
         assert "bound by compute" not in output
 
 
+@pytest.mark.parametrize("varied", [(), ("--vary", "latency=1x,2x")])
+def test_a_nearly_hidden_network_does_not_bind(varied):
+    """17 % of the time are exposed: half of the bandwidth's time takes off 13 %, half of compute's alone 13 %, with
+    memory's 18 %."""
+    asked = ("--cluster", "ethernet-10g", "--device", "a100-40gb", "--roofline", "--batch", "128")
+    output = invoke(*asked, "--workers", "64", "--strategy", "ddp", *varied).output
+    assert "bound by compute" in output or "  compute\n" in output
+    assert "bound by network" not in output
+
+
+def test_strategies_with_components_of_their_own_are_predicted_beside_others():
+    """Only Horovod has a cycle; at one worker nothing reacts to it."""
+    asked = ("--step-time", "0.1", "--workers", "1", "--strategy", "allreduce", "--strategy", "horovod")
+    assert "Nothing here reacts to" in invoke(*asked).output
+
+
 def test_needed_batch_fits_the_device():
     asked = [
         "predict",
