@@ -31,6 +31,11 @@ def test_a_file_is_read(tmp_path):
     assert load_device(tmp_path / "mine.yaml").memory_gib == 16
 
 
+def test_variants_of_a_device_are_named_where_it_is_given_without_one():
+    with pytest.raises(ClusterError, match=r"did you mean 'a100-40gb' or 'a100-80gb'\?"):
+        load_device("a100")
+
+
 def test_unknown_names_and_dtypes():
     with pytest.raises(ClusterError, match=r"unknown device 'v100-16g', and no such file; did you mean 'v100-16gb'\?"):
         load_device("v100-16g")
