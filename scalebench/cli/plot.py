@@ -94,8 +94,8 @@ def plot(
     for figure in drawn:
         if figure.pages > 1:
             wider = "" if request.style.full_width else "; --columns 2 takes fewer"
-            last = f"{figure.name}-{figure.pages}"
-            click.echo(f"{figure.name} is taller than a page: its further panels are in {last}{wider}", err=True)
+            further = ", ".join(f"{figure.name}-{page}" for page in range(2, figure.pages + 1))
+            click.echo(f"{figure.name} is taller than a page: its further panels are in {further}{wider}", err=True)
         if figure.absent:
             click.echo(f"{figure.name} not drawn: {figure.absent}", err=True)
     for note in dict.fromkeys(note for figure in drawn for note in figure.notes):

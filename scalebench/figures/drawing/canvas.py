@@ -292,12 +292,9 @@ class Canvas:
         return f"{names[:1].upper()}{names[1:]}." if names else ""
 
     def close(self) -> None:
-        """Draw the error bars, and explain the mark of those that are wider than their panel."""
+        """Draw the error bars."""
         for panel in self.panels:
             panel.close()
-        if any(panel.marks_wide for panel in self.panels):
-            mark = (Line2D([], [], **wide_interval()), WIDE)
-            self._legend = [*self._legend[:-1], [*(self._legend or [[]])[-1], mark]]
 
     def finish(self, *, fixed: bool = True) -> list[Figure]:
         """Set the heights, write legend and caption, and return the figure of each page.
@@ -372,10 +369,13 @@ class Canvas:
         return lines
 
     def _legend_of(self, page: Page) -> Iterator[list[Entry]]:
-        """Yield the rows of a page's legend, without the series that are drawn on other pages."""
+        """Yield the rows of a page's legend, without the series and the mark of wide intervals of other pages."""
         everywhere = {self.names.get(name, name) for own in self._pages for name in own.series}
         here = {self.names.get(name, name) for name in page.series}
-        for entries in self._legend:
+        wide = any(panel.marks_wide for panel in page.panels)
+        marks = [(Line2D([], [], **wide_interval()), WIDE)] if wide else []
+        *rows, last = self._legend or [[]]
+        for entries in [*rows, [*last, *marks]]:
             kept = [entry for entry in entries if entry[1] in here or entry[1] not in everywhere]
             if kept:
                 yield kept

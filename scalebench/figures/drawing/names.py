@@ -12,7 +12,7 @@ from scalebench.figures.style import printed_width
 _LONG = 26  # characters; shorter names stay as they are
 _LABEL = re.compile(r"(?P<head>[^(]*?)(?:\((?P<options>.*)\))?(?P<rest> (?:on|in) .*)?", re.DOTALL)
 _LETTER = re.compile(r"\([a-z]+\)")  # of a panel
-_BREAKS = re.compile(r"(?<=[(,_:/.])")  # a word may be broken after these
+_BREAKS = re.compile(r"(?<=[(,_:/])|(?<=\.)(?!\d)")  # a word may be broken after these, a number nowhere
 
 
 def family(name: str) -> str:
