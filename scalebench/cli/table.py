@@ -73,7 +73,8 @@ def table(results: Path | None, style: str, columns: str, output: Path | None, *
     if not names and style != "csv":
         known, found = found, fitting_columns(found)
         if left := [column.title for column in known.columns if column not in found.columns]:
-            click.echo(f"left out, to fit a column of a page: {', '.join(left)} (--columns {_ALL})", err=True)
+            room = "a column" if sum(_widths_pt(found)) <= _COLUMN_PT else "the width"
+            click.echo(f"left out, to fit {room} of a page: {', '.join(left)} (--columns {_ALL})", err=True)
     caption, label = _caption(study, shown, found), study.folder.name
     if style == "latex":
         text = as_latex(found, caption, label)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import io
+import json
 import math
 
 import pytest
@@ -17,7 +18,7 @@ from scalebench.export.tabulation import Column, Rounded, _number, round_to_inte
 from scalebench.records.store import Store
 from tests.analysis.conftest import study  # noqa: F401
 from tests.analysis.test_time_to_target import cell
-from tests.records_factory import study_rows
+from tests.records_factory import run_row, study_rows
 
 
 @pytest.fixture
@@ -121,6 +122,21 @@ def test_default_columns_fit_a_column_of_a_page(folder, invoke):
     assert "left out" not in everything
     markdown = invoke("table", folder, "--execution", "virtual")
     assert markdown.splitlines()[1].count("|") == header.count("&") + 2, "the same columns"
+
+
+def test_columns_beside_long_names_fit_the_width_of_a_page(tmp_path, invoke):
+    options = json.dumps({"slow_lr": 0.9, "slow_momentum": 0.6, "steps": 4})
+    with Store(tmp_path / "long", fsync=False) as store:
+        for strategy, own in (
+            *((name, "{}") for name in ("serial", "allreduce", "horovod", "ddp")),
+            ("slowmo", options),
+        ):
+            for workers in (1,) if strategy == "serial" else (1, 2):
+                run = run_row(run_id=f"{strategy}-{workers}", strategy=strategy, strategy_options=own, workers=workers)
+                store.append(run, [])
+    said = invoke("table", str(tmp_path / "long"), "--style", "latex")
+    assert r"\begin{table*}[t]" in said
+    assert "left out, to fit the width of a page: " in said
 
 
 def test_csv_has_bounds_in_columns_and_empty_cells_for_unknown(folder, invoke):
