@@ -32,7 +32,7 @@ _LONGEST = 6000  # of a parameter; a tag may have 8000 characters
 # Measured columns; all other columns but _TAGS are parameters.
 _MEASURED = (
     *("paced_overrun", "optimizer_steps", "syncs", "collective_calls", "bytes_sent_per_worker", "train_s"),
-    *("compute_s", "comm_s", "hidden_comm_s", "wait_s", "straggler_factor", "data_s", "other_s", "eval_s"),
+    *("compute_s", "comm_s", "hidden_comm_s", "wait_s", "bubble_s", "straggler_factor", "data_s", "other_s", "eval_s"),
     *("final_train_loss", "final_metric", "final_train_metric", "best_metric", "time_to_target_s", "epochs_to_target"),
     *("peak_rss_mib", "peak_device_mib", "energy_j", "others_load", "reference_step_s"),
     *("train_s_no_jitter", "cost_core_hours", "cost_gpu_hours"),
