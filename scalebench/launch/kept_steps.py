@@ -10,7 +10,7 @@ import hashlib
 from contextlib import suppress
 
 from scalebench.cluster.engine_costs import EngineCosts
-from scalebench.errors import ClusterError
+from scalebench.errors import ClusterError, ResultsError
 from scalebench.pricing.calibration_file import Calibration, read_calibration
 from scalebench.system.atomic_write import cache_folder
 from scalebench.training.reference_step import reference_step_of_now
@@ -37,7 +37,7 @@ class KeptSteps:
         kept = self._kept()
         if kept is not None:
             measured = measured.with_tables(kept.at(measured.reference_s).tables)
-        with suppress(OSError):  # a cache that cannot be written is one that nothing is read from
+        with suppress(OSError, ResultsError):  # a cache that cannot be written is one that nothing is read from
             self._path.parent.mkdir(parents=True, exist_ok=True)
             measured.model_copy(update={"engines": EngineCosts(), "operations": {}}).save(self._path)
 

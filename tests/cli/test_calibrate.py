@@ -130,3 +130,24 @@ def test_disturbed_steps_are_not_kept(scalebench):
     measured = list(scalebench.measured)
     scalebench(*run, "--name", "second")
     assert scalebench.measured == 2 * measured
+
+
+def test_cache_that_cannot_be_written_stops_no_study(scalebench, monkeypatch):
+    Path("cache").mkdir()
+    monkeypatch.setattr("scalebench.launch.kept_steps.cache_folder", lambda kind: Path("cache"))
+    monkeypatch.setattr("scalebench.pricing.calibration_file.write_atomic", refusing("cache"))
+    scalebench("run", *STUDY, "--execution", "virtual", "--epochs", "1", "--jobs", "1", "--name", "first")
+    assert not list(Path("cache").iterdir())
+    assert Path("results/first/calibration.json").exists()
+
+
+def refusing(folder):
+    """`write_atomic` on a disk on which nothing can be written below `folder`."""
+    from scalebench.system.atomic_write import write_atomic
+
+    def write(path, text):
+        if path.parent.name == folder:
+            raise OSError(30, "Read-only file system")
+        write_atomic(path, text)
+
+    return write
