@@ -22,7 +22,8 @@ SUMS = 1e-12  # float64, relative to weights of order 1: sums over samples and w
 WORKERS = 4
 NEEDS = {"hierarchical_local_sgd": {"groups": {1: 2, 64: 4}}, "torch_hierarchical_local_sgd": {"groups": {1: 2, 64: 4}}}
 KNOWN = {name: registry.create(name, {}, "virtual") for name in registry.names()}
-WHOLE = [name for name, strategy in KNOWN.items() if strategy.traits.mesh(4).parts == 1]  # models
+TRAITS = {name: strategy.traits for name, strategy in KNOWN.items()}
+WHOLE = [name for name, traits in TRAITS.items() if traits.mesh(4).parts == 1 and not traits.sharded]  # models
 SEVERAL = sorted(name for name in WHOLE if KNOWN[name].requires)
 
 
