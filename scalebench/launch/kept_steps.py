@@ -12,15 +12,17 @@ from contextlib import suppress
 from scalebench.cluster.engine_costs import EngineCosts
 from scalebench.errors import ClusterError, ResultsError
 from scalebench.pricing.calibration_file import Calibration, read_calibration
+from scalebench.study.spec import Run
 from scalebench.system.atomic_write import cache_folder
-from scalebench.training.reference_step import reference_step_of_now
+from scalebench.virtual.calibration import measure_reference
 
 
 class KeptSteps:
-    """The step times of the model whose file has the hash `model_sha256`, for calibrations with `key`."""
+    """The step times of the model of `run`, for calibrations with `key`."""
 
-    def __init__(self, key: str, model_sha256: str | None) -> None:
-        name = hashlib.sha256(f"{key} {model_sha256}".encode()).hexdigest()[:16]
+    def __init__(self, key: str, run: Run) -> None:
+        name = hashlib.sha256(f"{key} {run.model_sha256}".encode()).hexdigest()[:16]
+        self._threads = run.threads_per_worker
         self._path = cache_folder("steps") / f"{name}.json"
 
     def read(self, sizes: set[int], most_workers: int) -> Calibration | None:
@@ -28,7 +30,7 @@ class KeptSteps:
         kept = self._kept()
         if kept is None or kept.lacking(sizes, most_workers):
             return None
-        return kept.at(reference_step_of_now())
+        return kept.at(measure_reference(self._threads))
 
     def keep(self, measured: Calibration) -> None:
         """Keep the step times of `measured`, beside those of other batch sizes, unless some were disturbed."""

@@ -272,7 +272,7 @@ def _measured(
             engines=EngineCosts() if reference_s is None else _engines_of(plan, note).at(reference_s),
             reference_s=reference_s,
         )
-    KeptSteps(found.key, example.model_sha256).keep(found)
+    KeptSteps(found.key, example).keep(found)
     return found
 
 
@@ -280,7 +280,7 @@ def _read_kept_steps(
     plan: StudyPlan, runs: Sequence[Run], sizes: set[int], most: int, note: Note
 ) -> Calibration | None:
     """Step times that an earlier study of this model measured here, at the speed of now, with the engines' costs."""
-    found = KeptSteps(key_of(plan), runs[0].model_sha256).read(sizes, most)
+    found = KeptSteps(key_of(plan), runs[0]).read(sizes, most)
     if found is None or found.reference_s is None:
         return None
     note(Detail("step times are those of an earlier study of this model: scalebench recalibrate measures them anew"))

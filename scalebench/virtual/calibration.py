@@ -25,7 +25,7 @@ from scalebench.pricing.machine import loads_up_to
 from scalebench.study.spec import Run
 from scalebench.system.background_load import BackgroundLoad, own_s
 from scalebench.system.parent_watch import exit_with_parent, preloaded_forkserver, signals_blocked
-from scalebench.training.reference_step import Gauge
+from scalebench.training.reference_step import Gauge, reference_step_of_now
 from scalebench.virtual.step_statistics import MeasuredTables, step_tables
 from scalebench.virtual.step_windows import (
     Rounds,
@@ -105,6 +105,33 @@ def measure_windows(
             if process.is_alive():
                 process.terminate()
     return found, others
+
+
+def measure_reference(threads: int) -> float:
+    """Return seconds of the reference step now, in a process like those that measure steps, while this one waits.
+
+    Here it would be measured beside whatever still starts, which slows it down by half on cores that share a unit.
+
+    Raises:
+        RunError: the measuring process died.
+    """
+    context = preloaded_forkserver()
+    results = context.SimpleQueue()
+    process = context.Process(target=_measure_reference, args=(threads, results), daemon=True)
+    with signals_blocked():
+        process.start()
+    process.join()
+    if process.exitcode != 0:
+        raise RunError("calibration: the process that measures the reference step died; see its message above")
+    return float(results.get())
+
+
+def _measure_reference(threads: int, results: Any) -> None:
+    exit_with_parent()
+    import torch
+
+    torch.set_num_threads(threads)
+    results.put(reference_step_of_now())
 
 
 def _measure(

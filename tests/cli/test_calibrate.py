@@ -114,7 +114,7 @@ def test_next_study_of_a_model_takes_the_steps_of_the_first(scalebench, monkeypa
     assert "steps" not in scalebench(*run, "--name", "first")
     measured = list(scalebench.measured)
     assert measured
-    monkeypatch.setattr("scalebench.launch.kept_steps.reference_step_of_now", lambda: 2e-3)
+    monkeypatch.setattr("scalebench.launch.kept_steps.measure_reference", lambda threads: 2e-3)
     assert "step times are those of an earlier study of this model" in scalebench(*run, "--name", "second")
     assert scalebench.measured == measured, "nothing is measured again"
     first, second = (load(f"results/{name}").completed["train_s"].to_numpy() for name in ("first", "second"))

@@ -15,6 +15,8 @@ import torch
 from scalebench.errors import DisturbedError
 from scalebench.pricing.machine import loads_up_to
 from scalebench.system.clock import Task
+from scalebench.training.reference_step import reference_step_of_now
+from scalebench.virtual.calibration import measure_reference
 from scalebench.virtual.step_statistics import BLOCKS, JITTER_KEPT, _blocks, _jitter, step_tables
 from scalebench.virtual.step_windows import (
     LapClock,
@@ -245,3 +247,7 @@ def test_jitter_of_a_table_has_mean_one_and_limited_length():
     assert len(table.jitter) == JITTER_KEPT
     assert np.mean(table.jitter) == pytest.approx(1.0)
     assert np.std(table.jitter) == pytest.approx(0.05, rel=0.1)
+
+
+def test_reference_step_of_another_process_is_that_of_this_machine():
+    assert 0.1 < measure_reference(1) / reference_step_of_now() < 10
