@@ -181,8 +181,8 @@ def counted(number: int, noun: str) -> str:
 
 
 def roughly(seconds: float) -> str:
-    """Return a duration with two digits in a suitable unit, at least `1 s`."""
-    if seconds < 90:
+    """Return a duration in a suitable unit, at least `1 s` and within a quarter of what it is."""
+    if seconds < 120:
         return f"{max(1, seconds):.0f} s"
     minutes = seconds / 60
     if minutes < 90:

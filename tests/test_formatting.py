@@ -12,7 +12,8 @@ from scalebench.formatting import natural, roughly
 @pytest.mark.parametrize(
     ("seconds", "said"),
     [
-        (0.02, "1 s"), (46.4, "46 s"), (2787, "46 min"), (5399, "90 min"), (5400, "1.5 h"), (40_000, "11 h"),
+        (0.02, "1 s"), (46.4, "46 s"), (90, "90 s"), (119, "119 s"), (150, "2 min"), (2787, "46 min"),
+        (5399, "90 min"), (5400, "1.5 h"), (40_000, "11 h"),
         (400_000, "5 days"),
     ],
 )  # fmt: skip
@@ -21,7 +22,7 @@ def test_duration_has_a_suitable_unit(seconds, said):
 
 
 @given(st.floats(1, 1e8))
-def test_formatted_duration_is_within_a_fifth(seconds):
+def test_formatted_duration_is_within_a_quarter(seconds):
     number, unit = roughly(seconds).split()
     factor = {"s": 1, "min": 60, "h": 3600, "days": 86400}[unit]
     assert abs(float(number) * factor - seconds) <= max(0.5, 0.25 * seconds)
