@@ -1,7 +1,8 @@
-"""Step times that an earlier study of the same model measured on this machine, undisturbed; kept in the cache.
+"""What earlier studies of the same model measured on this machine, undisturbed; kept in the cache.
 
-They count in reference steps: at another speed of the machine they are scaled by the reference step of now. Costs of
-engines are kept by `engine_costs`; what strategies compute beside their steps is measured in each study.
+These are step times, and times of what scalebench's own strategies compute beside their steps. They count in reference
+steps: at another speed of the machine they are scaled by the reference step of now. Beside busy programs that says
+nothing of the machine's speed, and they stay as they were measured. Costs of engines are kept by `engine_costs`.
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ from __future__ import annotations
 import hashlib
 from contextlib import suppress
 
+from scalebench import __version__
 from scalebench.cluster.engine_costs import EngineCosts
 from scalebench.errors import ClusterError, ResultsError
 from scalebench.pricing.calibration_file import Calibration, read_calibration
@@ -21,27 +23,36 @@ class KeptSteps:
     """The step times of the model of `run`, for calibrations with `key`."""
 
     def __init__(self, key: str, run: Run) -> None:
-        name = hashlib.sha256(f"{key} {run.model_sha256}".encode()).hexdigest()[:16]
+        name = hashlib.sha256(f"{__version__} {key} {run.model_sha256}".encode()).hexdigest()[:16]
         self._threads = run.threads_per_worker
         self._path = cache_folder("steps") / f"{name}.json"
 
     def read(self, sizes: set[int], most_workers: int) -> Calibration | None:
-        """Return the step times at the speed of now; None if they lack some of `sizes` or loads of a node."""
+        """Return what is kept, at the speed of now; None if it lacks step times for some of `sizes` or loads of a node.
+
+        Beside programs that take the cores it is returned as it was measured.
+        """
         kept = self._kept()
         if kept is None or kept.lacking(sizes, most_workers):
             return None
-        return kept.at(measure_reference(self._threads))
+        reference_s = measure_reference(self._threads)
+        return kept if reference_s is None else kept.at(reference_s)
 
     def keep(self, measured: Calibration) -> None:
-        """Keep the step times of `measured`, beside those of other batch sizes, unless some were disturbed."""
+        """Keep what was `measured`, in place of what was kept of the same batch sizes and strategies.
+
+        Nothing is kept where step times were disturbed.
+        """
         if measured.reference_s is None or any(table.disturbed for table in measured.tables):
             return
-        kept = self._kept()
-        if kept is not None:
-            measured = measured.with_tables(kept.at(measured.reference_s).tables)
+        before = self._kept()
+        if before is not None:
+            before = before.at(measured.reference_s)
+            operations = before.operations | measured.operations
+            measured = measured.with_tables(before.tables).model_copy(update={"operations": operations})
         with suppress(OSError, ResultsError):  # a cache that cannot be written is one that nothing is read from
             self._path.parent.mkdir(parents=True, exist_ok=True)
-            measured.model_copy(update={"engines": EngineCosts(), "operations": {}}).save(self._path)
+            measured.model_copy(update={"engines": EngineCosts()}).save(self._path)
 
     def _kept(self) -> Calibration | None:
         with suppress(ClusterError):

@@ -34,6 +34,7 @@ from scalebench.records.machine import cpu_model
 from scalebench.records.provenance import host_hash
 from scalebench.study.load import to_home
 from scalebench.study.spec import Run, Study
+from scalebench.system.background_load import BackgroundLoad, disturbed
 from scalebench.system.bounded_read import read_text
 from scalebench.system.parent_watch import start_forkserver
 from scalebench.virtual.calibration import Budget, measure_steps
@@ -311,11 +312,16 @@ def with_operations(plan: StudyPlan, kept: Calibration, runs: Sequence[Run], pat
     if not lacking:
         return kept
     datasets = {run.workers: open_dataset(plan.prepared.folders[run.workers]) for run in lacking}
+    background = BackgroundLoad()
     further = measure_operations(
         lacking, datasets, Machine(plan.cluster, EngineCosts(), kept.tables, {}, kept.reference_s)
     )
     completed = kept.model_copy(update={"operations": kept.operations | further})
     completed.save(path)
+    if kept.tables and not disturbed(background.cores()):
+        own = {str(run.strategy) for run in runs if run.strategy_sha256 is None}  # a user's file may change
+        keepable = {name: times for name, times in completed.operations.items() if name in own}
+        KeptSteps(kept.key, runs[0]).keep(completed.model_copy(update={"operations": keepable}))
     return completed
 
 

@@ -23,7 +23,7 @@ from typing import Any, NamedTuple
 from scalebench.errors import RunError
 from scalebench.pricing.machine import loads_up_to
 from scalebench.study.spec import Run
-from scalebench.system.background_load import BackgroundLoad, own_s
+from scalebench.system.background_load import BackgroundLoad, disturbed, own_s
 from scalebench.system.parent_watch import exit_with_parent, preloaded_forkserver, signals_blocked
 from scalebench.training.reference_step import Gauge, reference_step_of_now
 from scalebench.virtual.step_statistics import MeasuredTables, step_tables
@@ -107,10 +107,11 @@ def measure_windows(
     return found, others
 
 
-def measure_reference(threads: int) -> float:
+def measure_reference(threads: int) -> float | None:
     """Return seconds of the reference step now, in a process like those that measure steps, while this one waits.
 
-    Here it would be measured beside whatever still starts, which slows it down by half on cores that share a unit.
+    None if other programs took the cores meanwhile: beside them a step takes more processor time, by half on cores that
+    share a unit, for the same reason as it would here, beside whatever still starts.
 
     Raises:
         RunError: the measuring process died.
@@ -123,7 +124,8 @@ def measure_reference(threads: int) -> float:
     process.join()
     if process.exitcode != 0:
         raise RunError("calibration: the process that measures the reference step died; see its message above")
-    return float(results.get())
+    found: float | None = results.get()
+    return found
 
 
 def _measure_reference(threads: int, results: Any) -> None:
@@ -131,7 +133,9 @@ def _measure_reference(threads: int, results: Any) -> None:
     import torch
 
     torch.set_num_threads(threads)
-    results.put(reference_step_of_now())
+    background = BackgroundLoad()
+    seconds = reference_step_of_now()
+    results.put(None if disturbed(background.cores()) else seconds)
 
 
 def _measure(

@@ -10,6 +10,7 @@ import pytest
 from scalebench.analysis import load
 from scalebench.errors import RunError
 from scalebench.pricing.calibration_file import read_calibration
+from scalebench.pricing.machine import OperationTime
 from scalebench.virtual.step_statistics import MeasuredTables
 
 STUDY = ("--dataset", "wine", "--set", "workers=1,2", "--set", 'strategies=["serial", "epoch_average"]')
@@ -121,6 +122,38 @@ def test_next_study_of_a_model_takes_the_steps_of_the_first(scalebench, monkeypa
     assert second == pytest.approx(2 * first, rel=0.2), "on a machine of half the speed, where messages take as long"
     scalebench("recalibrate", "results/second")
     assert scalebench.measured == 2 * measured
+
+
+def test_steps_of_the_first_study_stay_as_they_are_beside_busy_programs(scalebench, monkeypatch):
+    run = ("run", *STUDY, "--execution", "virtual", "--epochs", "1", "--jobs", "1", "--set", "repetitions=1")
+    scalebench(*run, "--name", "first")
+    monkeypatch.setattr("scalebench.launch.kept_steps.measure_reference", lambda threads: None)
+    scalebench(*run, "--name", "second")
+    first, second = (load(f"results/{name}").completed["train_s"].tolist() for name in ("first", "second"))
+    assert first
+    assert second == first
+
+
+def test_next_study_takes_what_strategies_of_the_first_compute_beside_steps(scalebench, monkeypatch):
+    measured = []
+
+    def measure(runs, datasets, machine):
+        measured.append([str(run.strategy) for run in runs])
+        return {str(run.strategy): {"merge": OperationTime(seconds=1e-3)} for run in runs}
+
+    monkeypatch.setattr("scalebench.launch.machine.measure_operations", measure)
+    monkeypatch.setattr("scalebench.launch.machine.disturbed", lambda cores: len(measured) == 2)
+    monkeypatch.setattr("scalebench.launch.kept_steps.measure_reference", lambda threads: 1e-3)
+    run = ("run", *STUDY, "--execution", "virtual", "--epochs", "1", "--jobs", "1", "--set", "repetitions=1")
+    scalebench(*run, "--name", "first")
+    first = measured[0]
+    assert first
+    scalebench(*run, "--name", "second")
+    assert measured == [first], "those of the first study are read"
+    more = (*(word.replace("epoch_average", "local_sgd") for word in run),)
+    scalebench(*more, "--name", "third")
+    scalebench(*more, "--name", "fourth")
+    assert measured == [first, ["local_sgd"], ["local_sgd"]], "measured beside busy programs, it is not kept"
 
 
 def test_disturbed_steps_are_not_kept(scalebench):

@@ -6,6 +6,7 @@ import math
 import threading
 import time
 from functools import partial
+from queue import SimpleQueue
 from types import SimpleNamespace
 
 import numpy as np
@@ -16,6 +17,7 @@ from scalebench.errors import DisturbedError
 from scalebench.pricing.machine import loads_up_to
 from scalebench.system.clock import Task
 from scalebench.training.reference_step import reference_step_of_now
+from scalebench.virtual import calibration
 from scalebench.virtual.calibration import measure_reference
 from scalebench.virtual.step_statistics import BLOCKS, JITTER_KEPT, _blocks, _jitter, step_tables
 from scalebench.virtual.step_windows import (
@@ -250,4 +252,15 @@ def test_jitter_of_a_table_has_mean_one_and_limited_length():
 
 
 def test_reference_step_of_another_process_is_that_of_this_machine():
-    assert 0.1 < measure_reference(1) / reference_step_of_now() < 10
+    measured = measure_reference(1)
+    assert measured is None or 0.1 < measured / reference_step_of_now() < 10, "None beside a busy program"
+
+
+@pytest.mark.parametrize("busy", [True, False])
+def test_no_reference_step_is_taken_from_a_busy_machine(monkeypatch, busy):
+    monkeypatch.setattr(calibration, "exit_with_parent", lambda: None)
+    monkeypatch.setattr(calibration, "reference_step_of_now", lambda: 1e-3)
+    monkeypatch.setattr(calibration, "disturbed", lambda cores: busy)
+    results = SimpleQueue()
+    calibration._measure_reference(1, results)
+    assert results.get() == (None if busy else 1e-3)
