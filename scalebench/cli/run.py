@@ -24,6 +24,7 @@ from scalebench.cli.run_common import enter_first_folder, refuse_early_signal, r
 from scalebench.cli.study_options import STUDY_OPTIONS, flag_of, set_option, study_argument, study_options
 from scalebench.errors import UsageError
 from scalebench.records.folder import STUDY
+from scalebench.system.parent_watch import start_forkserver
 
 if TYPE_CHECKING:
     from scalebench.launch.planning import StudyPlan
@@ -124,7 +125,6 @@ def run(
     The exit code is 0 if every run was made, 1 if one failed, 2 for a request that cannot be met, 3 if runs are left
     (the last line says which, and why), and 128 + its number if a signal ended the command.
     """
-    from scalebench.launch.planning import plan_study
     from scalebench.study.load import load_study
 
     refuse_early_signal()
@@ -151,6 +151,10 @@ def run(
     if retry and not _has_failures(output / wanted.name):
         click.echo(f"no failed runs in {output / wanted.name}/")
         return 0
+    if not dry_run and wanted.execution not in ("native", "paced"):
+        start_forkserver()  # imports torch while this process does
+    from scalebench.launch.planning import plan_study
+
     plan = plan_study(wanted)
     if dry_run:
         from scalebench.cli.dry_run import show_plan
