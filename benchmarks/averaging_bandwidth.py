@@ -91,7 +91,7 @@ def trained(engine: str, comm: Any, clock: Any, width: int) -> tuple[Any, Any]:
     replica = Replica(run, dataset, BatchPlan.of(run, comm.size, run.seed, dataset), comm, clock)
     strategy = registry.create("local_sgd", policies, engine)
     strategy.setup(replica)
-    strategy.step(replica, next(iter(replica.batches(0))))
+    strategy.warm_up(replica, next(iter(replica.batches(0))))
     return replica, strategy
 
 
