@@ -130,7 +130,10 @@ verbosity_options = all_of(
 results_argument = click.argument("results", required=False, type=PATH)  # read with `study_folder`
 json_option = click.option("--json", "as_json", is_flag=True, help="For programs.")
 jobs_option = click.option(
-    "--jobs", "-j", type=click.IntRange(min=1), help="Virtual runs at the same time.  [default: all cores]"
+    "--jobs",
+    "-j",
+    type=click.IntRange(min=1),
+    help="Virtual runs at the same time.  [default: as many as cores; more beside busy programs]",
 )
 keep_going_option = click.option(
     "--fail-fast/--keep-going",

@@ -10,6 +10,8 @@ from scalebench.cli.options import verbosity
 from scalebench.formatting import counted, roughly
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from rich.progress import Progress, TaskID
 
     from scalebench.study.spec import Run
@@ -89,6 +91,16 @@ class Watcher:
             self._print(f"{outcome.status}: {run.run_id}: {outcome.error}")
         elif self._level > 0:
             self._print(f"done {run.run_id}: {outcome.train_s:.3f} s")
+
+    def simulated(self, folder: Path) -> None:
+        """Print what the virtual runs answer: real ones, which check it, take longer."""
+        if self._level < 0:
+            return
+        from scalebench.analysis import load
+        from scalebench.report.answer import headline_so_far
+
+        if answer := headline_so_far(load(folder)):
+            self._print(f"so far: {answer}")
 
     def _print(self, text: str) -> None:
         self._progress.console.print(text, highlight=False, markup=False, soft_wrap=True)

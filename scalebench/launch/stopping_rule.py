@@ -184,6 +184,9 @@ class Reporter(Protocol):
 
     def ended(self, run: Run, outcome: Outcome) -> None: ...
 
+    def simulated(self, folder: Path) -> None:
+        """Learn that the virtual runs in `folder` have been made, and real ones follow."""
+
 
 @dataclass
 class Tally:

@@ -43,7 +43,7 @@ from scalebench.records.store import Store
 from scalebench.records.study_file import keep_study, replace_study, require_same
 from scalebench.study.spec import Run
 from scalebench.study.tuning import RESULTS_OF_A_TRIAL
-from scalebench.system.background_load import BackgroundLoad, disturbed
+from scalebench.system.background_load import BackgroundLoad, disturbed, own_and_children_s
 from scalebench.system.bounded_read import read_text
 from scalebench.system.interruption import AbandonedError, Interruption
 from scalebench.system.parent_watch import start_forkserver
@@ -74,7 +74,7 @@ def run_study(
             this name.
     """
     study, folder = plan.study, output / plan.study.name
-    notes = _background_notes() if plan.measures else []
+    busy = _cores_taken_by_others()
     if plan.sweep.simulated:
         start_forkserver()
     plan.prepared.notes += look_at_model(plan)
@@ -86,12 +86,13 @@ def run_study(
             set_aside = [f"what a command that was killed left half-written is now in {p}" for p in store.set_aside]
             if names := store.without_epochs:
                 set_aside.append(f"{lost_epochs(names)}: they are run again")
-            for note in [*set_aside, *(notes if study_run.left() else []), *plan.notes]:  # the gravest first
+            background = _background_notes(busy) if plan.measures and study_run.left() else []
+            for note in [*set_aside, *background, *plan.notes]:  # the gravest first
                 reporter.note(note)
             if not only_failed:
                 study_run.keep_plan()
             if study_run.left():
-                study_run.execute(jobs or engines.cores())
+                study_run.execute(jobs or _jobs(busy))
             for note in study_run.rule.too_wide():
                 reporter.note(note)
             study_run.tally.interrupted = interruption.signum
@@ -207,6 +208,8 @@ class StudyRun:
                         return
                     simulator = Simulator(machine, self.plan.prepared.folders, self.folder / "weights", self._fail_fast)
                     self._simulate(lambda: self._left(virtual=True), simulator, jobs)
+                    if self._left(virtual=False) and not self._stopping():
+                        self._reporter.simulated(self.folder)
                 self._make_real()
 
     def collect_provenance(self) -> None:
@@ -393,17 +396,29 @@ class StudyRun:
         return columns | {"provenance": self._provenance_of[hashes]}
 
 
-def _background_notes() -> list[str]:
-    """Note other programs that keep cores busy now."""
-    background = BackgroundLoad()
+def _cores_taken_by_others() -> float:
+    """Return how many cores other programs keep busy now."""
+    background = BackgroundLoad(own_and_children_s)
     time.sleep(_SAMPLING_S)
-    others = background.cores()
-    if not disturbed(others):
+    return background.cores()
+
+
+def _background_notes(busy: float) -> list[str]:
+    """Note other programs that keep `busy` cores."""
+    if not disturbed(busy):
         return []
     return [
-        f"other programs keep {others:.1f} of {engines.cores()} cores busy: native runs beside them are marked as "
+        f"other programs keep {busy:.1f} of {engines.cores()} cores busy: native runs beside them are marked as "
         "disturbed, and compared with nothing"
     ]
+
+
+def _jobs(busy: float) -> int:
+    """Return the number of virtual runs at the same time: one a core, and another on cores that others keep `busy`.
+
+    The system gives each process its share of a core, and virtual runs do not depend on when they are computed.
+    """
+    return engines.cores() + (round(busy) if disturbed(busy) else 0)
 
 
 def _processes(runs: Sequence[Run]) -> str:

@@ -105,6 +105,14 @@ def spoken(results: Results) -> list[str]:
     return [*lines, *map(as_text, _qualifying(results))]
 
 
+def headline_so_far(results: Results) -> str:
+    """Return the headline of a study that still runs as plain text; empty if nothing answers the question yet."""
+    found = [one for one in comparisons(results) if one.answers]
+    if not found:
+        return ""
+    return " ".join(map(as_text, _headline_sentences(headline(found), found, results, brief=True)))
+
+
 def _headline_sentences(
     first: Comparison, found: list[Comparison], results: Results, *, brief: bool = False
 ) -> Iterator[Sentence]:

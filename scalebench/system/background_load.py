@@ -6,7 +6,10 @@ import os
 import resource
 import time
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from pathlib import Path
+
+import psutil
 
 SHARE = 0.25  # of the cores: above it a native run, or a calibration of engines, is disturbed
 _SHORTEST_S = 0.2  # for a share: the kernel counts in ticks of 10 ms
@@ -17,6 +20,13 @@ def own_s() -> float:
     """Return processor seconds of this process and its terminated children."""
     usages = [resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
     return sum(usage.ru_utime + usage.ru_stime for usage in usages)
+
+
+def own_and_children_s() -> float:
+    """Return processor seconds of this process and its children, those that still run included."""
+    with suppress(psutil.Error):  # one has ended meanwhile
+        return own_s() + sum(map(_process_s, (child.pid for child in psutil.Process().children(recursive=True))))
+    return own_s()
 
 
 def taken_by(processes: Sequence[int]) -> Callable[[], float]:

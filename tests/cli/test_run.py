@@ -19,6 +19,7 @@ from scalebench.cli.main import command_of, main
 from scalebench.cli.run_common import run_plan
 from scalebench.comm import engines
 from scalebench.launch.stopping_rule import Tally
+from scalebench.launch.study_run import _jobs
 from scalebench.pricing.calibration_file import Calibration
 from tests.conftest import needs_mpi
 
@@ -436,6 +437,21 @@ def test_real_runs_follow_virtual_ones_until_their_budget_is_over(scalebench, tm
     orders = [int(row["run_order"]) for row in rows]
     assert orders == sorted(orders)
     assert {row["calibration"] for row in rows[2:]} == {""}
+
+
+@needs_mpi
+def test_virtual_runs_answer_before_real_ones_begin(scalebench):
+    words = ["--dataset", "wine", "--epochs", "1", "--repetitions", "3", "--workers", "1,2", "--native-budget", "1e-9"]
+    compared = ["--set", 'strategies=["allreduce", "epoch_average"]']
+    said = scalebench(*words, *compared).stderr.splitlines()
+    places = [n for n, line in enumerate(said) if line.startswith("so far: At 2 workers, epoch_average ")]
+    assert places, said
+    assert said[places[0] - 1] == "virtual workers: 12 of 12 runs"
+
+
+@pytest.mark.parametrize(("busy", "further"), [(0.0, 0), (1e3, 1000)])
+def test_further_virtual_runs_take_the_share_of_cores_that_others_keep_busy(busy, further):
+    assert _jobs(busy) == engines.cores() + further
 
 
 @pytest.mark.parametrize(

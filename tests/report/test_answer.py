@@ -11,7 +11,7 @@ import pytest
 from scalebench.formatting import metric_change, metric_with_interval
 from scalebench.records.progress import Planned, keep_planned
 from scalebench.records.schema import EpochRow
-from scalebench.report.answer import answer, spoken
+from scalebench.report.answer import answer, headline_so_far, spoken
 from scalebench.report.comparison import as_text, comparisons, headline
 from tests.records_factory import epoch_row, run_row, study_rows
 
@@ -320,6 +320,13 @@ def test_disturbed_runs_give_no_answer(keep):
     lines = spoken_of(keep, cell("allreduce"), cell("epoch_average"), *busy)
     assert lines[0].startswith("At 8 workers")
     assert any(line.startswith("Beware: 2 cells disturbed in all runs, as other programs took") for line in lines)
+
+
+def test_headline_of_a_study_that_still_runs_is_the_first_line_without_advice(keep):
+    results = keep([run for name in SECONDS for run in cell(name, **VIRTUAL)])
+    assert headline_so_far(results).startswith("At 8 workers, epoch_average takes ")
+    assert spoken(results)[0].startswith(headline_so_far(results))
+    assert headline_so_far(keep(cell("allreduce", **VIRTUAL))) == ""
 
 
 def test_answer_carries_the_warning_of_few_runs(keep):

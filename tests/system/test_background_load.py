@@ -9,7 +9,7 @@ import psutil
 import pytest
 
 from scalebench.system import background_load as background
-from scalebench.system.background_load import BackgroundLoad, disturbed, taken_by
+from scalebench.system.background_load import BackgroundLoad, disturbed, own_and_children_s, taken_by
 
 SPIN = "import time; end = time.perf_counter() + {}; [None for _ in iter(lambda: time.perf_counter() < end, False)]"
 
@@ -26,6 +26,22 @@ def test_load_counts_other_processes_only():
         other.kill()
         other.communicate()
     assert with_other > 0.1  # a core, or its part of one on a busy machine
+
+
+def test_children_that_run_can_be_counted_as_own(stand_still):
+    child = psutil.Popen([sys.executable, "-c", "while True: pass"])
+    try:
+        others = BackgroundLoad(own_and_children_s)
+        time.sleep(0.5)
+        halt(child)
+        with stand_still() as now:
+            with_child, own = others.cores(), own_and_children_s() - others._own
+            others._taken = lambda: others._own  # as if neither did anything
+            assert own > 0.05
+            assert others.cores() - with_child == pytest.approx(own / (now - others._began), abs=0.05)
+    finally:
+        child.kill()
+        child.wait()
 
 
 @pytest.fixture
