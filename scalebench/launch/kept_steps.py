@@ -2,7 +2,8 @@
 
 These are step times, and times of what scalebench's own strategies compute beside their steps. They count in reference
 steps: at another speed of the machine they are scaled by the reference step of now. Beside busy programs that says
-nothing of the machine's speed, and they stay as they were measured. Costs of engines are kept by `engine_costs`.
+nothing of the machine's speed, and the last one counts that nothing disturbed. Costs of engines are kept by
+`engine_costs`.
 """
 
 from __future__ import annotations
@@ -30,13 +31,16 @@ class KeptSteps:
     def read(self, sizes: set[int], most_workers: int) -> Calibration | None:
         """Return what is kept, at the speed of now; None if it lacks step times for some of `sizes` or loads of a node.
 
-        Beside programs that take the cores it is returned as it was measured.
+        Beside programs that take the cores it is returned at the last speed that nothing disturbed.
         """
         kept = self._kept()
         if kept is None or kept.lacking(sizes, most_workers):
             return None
         reference_s = measure_reference(self._threads)
-        return kept if reference_s is None else kept.at(reference_s)
+        if reference_s is not None:
+            kept = kept.at(reference_s)
+            self.keep(kept)
+        return kept
 
     def keep(self, measured: Calibration) -> None:
         """Keep what was `measured`, in place of what was kept of the same batch sizes and strategies.

@@ -129,9 +129,14 @@ def test_steps_of_the_first_study_stay_as_they_are_beside_busy_programs(scaleben
     scalebench(*run, "--name", "first")
     monkeypatch.setattr("scalebench.launch.kept_steps.measure_reference", lambda threads: None)
     scalebench(*run, "--name", "second")
-    first, second = (load(f"results/{name}").completed["train_s"].tolist() for name in ("first", "second"))
-    assert first
-    assert second == first
+    monkeypatch.setattr("scalebench.launch.kept_steps.measure_reference", lambda threads: 2e-3)
+    scalebench(*run, "--name", "slower")
+    monkeypatch.setattr("scalebench.launch.kept_steps.measure_reference", lambda threads: None)
+    scalebench(*run, "--name", "fourth")
+    times = [load(f"results/{name}").completed["train_s"].tolist() for name in ("first", "second", "slower", "fourth")]
+    assert times[0]
+    assert times[1] == times[0]
+    assert times[3] == times[2] != times[0], "the last speed that nothing disturbed counts"
 
 
 def test_next_study_takes_what_strategies_of_the_first_compute_beside_steps(scalebench, monkeypatch):
