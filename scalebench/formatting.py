@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 EMPTY = "–"
 NOT_SHOWN = "not shown"
-NOT_SHOWN_MEANS = f"{NOT_SHOWN}: an interval wider than the number itself leaves no digit of it"
+NOT_SHOWN_MEANS = f"{NOT_SHOWN}: the interval is so wide that it leaves no digit of the number"
+ROUGH = "~"  # before numbers
+ROUGH_MEANS = f"{ROUGH}: an interval wider than the number itself leaves its order of magnitude only"
 OVERSUBSCRIBED, DISTURBED = "×", "†"  # behind numbers of cells that are no baseline
 _NUMBER = re.compile(r"(\d+(?:\.\d+)?)")
 _HUGE = 1e9  # numbers from here on have an exponent
@@ -20,17 +22,25 @@ def is_interval(low: float, high: float) -> bool:
     return math.isfinite(low) and math.isfinite(high) and abs(high - low) > 1e-12 * max(abs(low), abs(high))
 
 
-def is_supported(value: float, low: float, high: float) -> bool:
-    """Return False if the interval of a positive number, such as a time or a ratio of times, leaves no digit of it.
+def is_rough(value: float, low: float, high: float) -> bool:
+    """Return True if half of the interval of a positive number, such as a time or a ratio of times, exceeds the number.
 
-    That is where half of its width exceeds the number: from a factor of 2.4 to either side on.
+    That is from a factor of 2.4 to either side on.
     """
-    return not (math.isfinite(value) and is_interval(low, high) and high - low > 2 * value)
+    return math.isfinite(value) and is_interval(low, high) and high - low > 2 * value
+
+
+def is_supported(value: float, low: float, high: float) -> bool:
+    """Return False if the interval of a positive number does not even leave its order of magnitude.
+
+    That is from a factor of 10 to either side on.
+    """
+    return not (is_rough(value, low, high) and not 0 < high <= 100 * low)
 
 
 def is_reduction_supported(reduction: float, low: float, high: float) -> bool:
-    """Return `is_supported` of the ratio of times 1 - `reduction`."""
-    return is_supported(1 - reduction, 1 - high, 1 - low)
+    """Return False if the interval of the ratio of times 1 - `reduction` leaves no digit of it."""
+    return not is_rough(1 - reduction, 1 - high, 1 - low)
 
 
 def is_equal(difference: float, low: float, high: float) -> bool:
@@ -38,27 +48,44 @@ def is_equal(difference: float, low: float, high: float) -> bool:
     return abs(difference) <= 1e-9 and abs(high - low) <= 1e-9
 
 
-def seconds(value: float) -> str:
-    """Return seconds with three significant digits: `812 us`, `12.3 ms`, `1.23 s`, `12.3 min`, `2.50 h`."""
+def seconds(value: float, significant: int = 3) -> str:
+    """Return seconds with `significant` digits: `812 us`, `12.3 ms`, `1.23 s`, `12.3 min`, `2.50 h`."""
     if not math.isfinite(value):
         return "never" if value == math.inf else EMPTY
-    size = abs(value)
+    factor, unit = _unit(value)
+    return f"{digits(value * factor, significant)} {unit}"
+
+
+def _unit(value: float) -> tuple[float, str]:
+    """Return the unit in which a number of seconds is written, and how many of it a second has."""
     for limit, factor, unit in ((1e-3, 1e6, "µs"), (1, 1e3, "ms"), (600, 1, "s"), (36000, 1 / 60, "min")):
-        if size < limit * (1 - 5e-4):
-            return f"{digits(value * factor)} {unit}"
-    return f"{digits(value / 3600)} h"
+        if abs(value) < limit * (1 - 5e-4):
+            return factor, unit
+    return 1 / 3600, "h"
+
+
+def as_known(show: Callable[[float, int], str], value: float, low: float, high: float) -> str:
+    """Return what `show` makes of a number with the digits that its interval leaves: `1.23 s`, `~4 s`, `not shown`."""
+    if not is_supported(value, low, high):
+        return NOT_SHOWN
+    return f"{ROUGH}{show(_one_digit(value), 1)}" if is_rough(value, low, high) else show(value, 3)
+
+
+def _one_digit(value: float) -> float:
+    return float(f"{value:.0e}")
+
+
+def tell_marks(texts: Iterable[str]) -> list[str]:
+    """Return what stands for numbers that an interval leaves little or nothing of, as far as it is in cells."""
+    found = list(texts)
+    meanings = {ROUGH: ROUGH_MEANS, NOT_SHOWN: NOT_SHOWN_MEANS}
+    return [meaning for mark, meaning in meanings.items() if any(text.startswith(mark) for text in found)]
 
 
 def seconds_with_interval(value: float, low: float, high: float) -> str:
     """Return seconds with an interval in the same unit, `1.23 s [1.20, 1.26]`; only the value without an interval."""
-    if not is_supported(value, low, high):
-        return NOT_SHOWN
-    text = seconds(value)
-    if not is_interval(low, high) or value == 0:
-        return text
-    number = float(text.split()[0].replace(",", ""))
-    scale = number / value
-    return f"{text} [{digits(low * scale)}, {digits(high * scale)}]"
+    text, (factor, _) = as_known(seconds, value, low, high), _unit(value)
+    return text + _bounds(text, low * factor, high * factor)
 
 
 def percent(share: float) -> str:
@@ -119,9 +146,17 @@ def digits(value: float, significant: int = 3) -> str:
 
 def digits_with_interval(value: float, low: float, high: float) -> str:
     """Return a ratio with its interval, `1.30 [1.21, 1.40]`; only the value without an interval."""
-    if not is_supported(value, low, high):
-        return NOT_SHOWN
-    return f"{digits(value)} [{digits(low)}, {digits(high)}]" if is_interval(low, high) else digits(value)
+    text = as_known(digits, value, low, high)
+    return text + _bounds(text, low, high)
+
+
+def _bounds(text: str, low: float, high: float) -> str:
+    """Return the interval that stands behind the number `text`, with as many digits: ` [1.21, 1.40]`, or nothing."""
+    if text == NOT_SHOWN or not is_interval(low, high):
+        return ""
+    if text.startswith(ROUGH):
+        return f" [{digits(_one_digit(low), 1)}, {digits(_one_digit(high), 1)}]"
+    return f" [{digits(low)}, {digits(high)}]"
 
 
 def metric_word(name: str) -> str:
@@ -161,6 +196,13 @@ def time_of_cell(cell: Mapping[Any, Any]) -> str:
     """Return the time of a cell with its interval; the time alone where the cell is marked and that leaves no digit."""
     text = seconds_with_interval(cell["train_s"], cell["low_s"], cell["high_s"])
     return seconds(cell["train_s"]) if text == NOT_SHOWN and marks(cell) else text
+
+
+def time_of_cell_alone(cell: Mapping[Any, Any]) -> str:
+    """Return the time of a cell with the digits that its interval leaves; all of them where the cell is marked."""
+    if marks(cell):
+        return seconds(cell["train_s"])
+    return as_known(seconds, cell["train_s"], cell["low_s"], cell["high_s"])
 
 
 def marks(cell: Mapping[Any, Any]) -> str:

@@ -6,7 +6,18 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from scalebench.formatting import natural, roughly
+from scalebench.formatting import (
+    NOT_SHOWN_MEANS,
+    ROUGH_MEANS,
+    as_known,
+    digits_with_interval,
+    natural,
+    percent_with_interval,
+    roughly,
+    seconds,
+    seconds_with_interval,
+    tell_marks,
+)
 
 
 @pytest.mark.parametrize(
@@ -26,6 +37,34 @@ def test_formatted_duration_is_within_a_quarter(seconds):
     number, unit = roughly(seconds).split()
     factor = {"s": 1, "min": 60, "h": 3600, "days": 86400}[unit]
     assert abs(float(number) * factor - seconds) <= max(0.5, 0.25 * seconds)
+
+
+@pytest.mark.parametrize(
+    ("value", "low", "high", "known", "with_interval"),
+    [
+        (3.752, 3.6, 3.9, "3.75 s", "3.75 s [3.60, 3.90]"),
+        (3.752, 0.7015, 20.07, "~4 s", "~4 s [0.7, 20]"),
+        (0.0714, 0.02, 0.3, "~70 ms", "~70 ms [20, 300]"),
+        (3.752, 0.3, 40.0, "not shown", "not shown"),
+        (3.752, -1.0, 9.0, "not shown", "not shown"),
+        (float("inf"), float("nan"), float("nan"), "never", "never"),
+    ],
+)
+def test_time_has_the_digits_that_its_interval_leaves(value, low, high, known, with_interval):
+    assert as_known(seconds, value, low, high) == known
+    assert seconds_with_interval(value, low, high) == with_interval
+
+
+def test_ratio_has_the_digits_that_its_interval_leaves():
+    assert digits_with_interval(1.3, 1.21, 1.4) == "1.30 [1.21, 1.40]"
+    assert digits_with_interval(3.7, 1.0, 14.0) == "~4 [1, 10]"
+    assert percent_with_interval(0.5, -0.8, 0.9) == "not shown", "a reduction by a ratio of .1 to 1.8 has no digit"
+
+
+def test_marks_in_a_table_are_told():
+    assert tell_marks(["1.23 s", "~4 s", "5.00 s"]) == [ROUGH_MEANS]
+    assert tell_marks(["not shown", "~4 s"]) == [ROUGH_MEANS, NOT_SHOWN_MEANS]
+    assert tell_marks(["1.23 s"]) == []
 
 
 def test_numbers_in_names_sort_as_numbers():

@@ -24,9 +24,9 @@ from scalebench.formatting import (
     EMPTY,
     NOT_SHOWN,
     OVERSUBSCRIBED,
+    as_known,
     counted,
     digits,
-    is_supported,
     marks,
     percent,
     percent_with_interval,
@@ -137,16 +137,15 @@ def _texts(cell: dict[Hashable, Any], several_metrics: bool, aims: bool, baselin
 
 
 def _speedup(value: float, low: float, high: float) -> str:
-    if not is_supported(value, low, high):
-        return NOT_SHOWN
-    return f"{digits(value)}x" if math.isfinite(value) else EMPTY
+    return EMPTY if not math.isfinite(value) else as_known(lambda *of: f"{digits(*of)}x", value, low, high)
 
 
 def time_and_epochs(cell: Mapping[Hashable, Any]) -> str:
     """Time and epochs to the target, `410 ms/3`; with a star where some runs, `never` where most did not reach it."""
-    if not is_supported(*(cell[name] for name in ("time_to_target_s", "target_low_s", "target_high_s"))):
-        return NOT_SHOWN
-    time, epochs = seconds(cell["time_to_target_s"]), cell["epochs_to_target"]
+    time = as_known(seconds, *(cell[name] for name in ("time_to_target_s", "target_low_s", "target_high_s")))
+    if time == NOT_SHOWN:
+        return time
+    epochs = cell["epochs_to_target"]
     mark = censor_mark(cell)
     if not math.isfinite(cell["time_to_target_s"]):
         return mark or time

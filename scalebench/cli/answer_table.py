@@ -25,15 +25,14 @@ from scalebench.errors import UsageError
 from scalebench.formatting import (
     DISTURBED,
     NOT_SHOWN,
-    NOT_SHOWN_MEANS,
     OVERSUBSCRIBED,
     counted,
     is_reduction_supported,
     marks,
     metric_word,
     percent,
-    seconds,
-    time_of_cell,
+    tell_marks,
+    time_of_cell_alone,
 )
 
 BASELINES = ("allreduce", "horovod", "ddp", "serial")
@@ -41,7 +40,6 @@ _SPARE = ("speedup", "vs horovod", "vs ddp", "spread", "median")  # left out on 
 _MARKS = {
     "(": "( ): the interval of the reduction holds zero, or there is none",
     **CENSORED,
-    NOT_SHOWN: NOT_SHOWN_MEANS,
 }
 Place = tuple[str, int]  # execution and workers of a column
 Line = tuple[str, dict[Place, Text]]  # label and cells of a row
@@ -73,8 +71,8 @@ def answer_table(results: Results, against: Sequence[str] = ()) -> TerminalTable
         for heading, lines in sections.items()
         for label, texts in lines
     ]
-    texts = " ".join(str(cell) for row in rows for cell in row[2:])
-    notes = [text for mark, text in _MARKS.items() if mark in texts]
+    texts = [str(cell) for row in rows for cell in row[2:]]
+    notes = [text for mark, text in _MARKS.items() if any(mark in cell for cell in texts)] + tell_marks(texts)
     return TerminalTable(_title(results), columns, rows, [*notes, *summary_notes(results, brief=True)])
 
 
@@ -93,8 +91,8 @@ def full_table(results: Results) -> TerminalTable:
     for label, workers, *numbers, execution in summary_rows(results):
         plain = execution.rstrip(f" {OVERSUBSCRIBED}{DISTURBED}")
         rows.append([label, f"{workers}{execution.removeprefix(plain)}", *numbers, plain])
-    unsupported = any(NOT_SHOWN in cell for row in rows for cell in row)
-    return TerminalTable(_title(results), columns, rows, [NOT_SHOWN_MEANS] * unsupported + summary_notes(results))
+    marked = tell_marks(cell for row in rows for cell in row)
+    return TerminalTable(_title(results), columns, rows, marked + summary_notes(results))
 
 
 def _title(results: Results) -> str:
@@ -132,9 +130,8 @@ def _section(
 
 def _time(cell: dict[Hashable, Any]) -> Text:
     signs = marks(cell)
-    shown = time_of_cell(cell) != NOT_SHOWN
-    text = seconds(cell["train_s"]) if shown else NOT_SHOWN
-    return Text(f"{text}{signs}", style="" if shown and not signs else "dim")
+    text = time_of_cell_alone(cell)
+    return Text(f"{text}{signs}", style="" if text != NOT_SHOWN and not signs else "dim")
 
 
 def _target(cell: dict[Hashable, Any]) -> Text:

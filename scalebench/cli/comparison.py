@@ -17,12 +17,13 @@ from scalebench.analysis.verdicts import METRIC_VERDICTS, VERDICTS, Verdicts
 from scalebench.cli.terminal_table import TableColumn, TerminalTable
 from scalebench.formatting import (
     EMPTY,
-    NOT_SHOWN_MEANS,
+    as_known,
+    digits,
     digits_with_interval,
-    is_supported,
     metric_with_interval,
     seconds,
     share,
+    tell_marks,
 )
 from scalebench.records.progress import group_of
 
@@ -81,10 +82,8 @@ def _verdict(row: Row) -> Text:
 
 def comparison_notes(found: Verdicts) -> list[str]:
     """Notes below the table; the last line counts the verdicts."""
-    notes = []
-    bounds = found.table[["ratio", "ratio_low", "ratio_high"]].itertuples(index=False)
-    if not all(is_supported(*own) for own in bounds):
-        notes.append(NOT_SHOWN_MEANS)
+    ratios = found.table[["ratio", "ratio_low", "ratio_high"]].itertuples(index=False)
+    notes = tell_marks(as_known(digits, *own) for own in ratios)
     if found.changed:
         notes.append(f"what changed: {', '.join(found.changed)}")
     notes += [f"differs and was ignored: {difference}" for difference in found.overridden]

@@ -12,12 +12,11 @@ from scalebench.analysis.grouping import EXECUTIONS, strategy_rank
 from scalebench.formatting import (
     DISTURBED,
     EMPTY,
-    NOT_SHOWN,
-    NOT_SHOWN_MEANS,
     OVERSUBSCRIBED,
     marks,
     metric_word,
     seconds,
+    tell_marks,
 )
 from scalebench.records.progress import group_of
 
@@ -64,10 +63,9 @@ class HtmlTable:
 
     @classmethod
     def of(cls, name: str, title: str, columns: Sequence[HtmlColumn], rows: Iterable[Row], *notes: str) -> HtmlTable:
-        """Return the table of `rows`, without empty notes, and with one on cells that are not shown."""
+        """Return the table of `rows`, without empty notes, and with those on cells whose interval leaves little."""
         cells = tuple(tuple(column.entry(row) for column in columns) for row in rows)
-        unsupported = any(entry.text == NOT_SHOWN for own in cells for entry in own)
-        below = (*notes, f"{NOT_SHOWN_MEANS}." if unsupported else "")
+        below = (*notes, *(f"{told}." for told in tell_marks(entry.text for own in cells for entry in own)))
         return cls(name, title, tuple(columns), cells, tuple(filter(None, below)))
 
 

@@ -15,10 +15,9 @@ from scalebench.analysis.tuning import metric_of, tuned_cells, tuning_in_words
 from scalebench.analysis.verdicts import METRIC_MARGIN
 from scalebench.formatting import (
     EMPTY,
-    NOT_SHOWN,
+    as_known,
     digits,
     digits_with_interval,
-    is_supported,
     metric_with_interval,
     percent,
     percent_with_interval,
@@ -155,9 +154,7 @@ def _time(*values: float) -> str:
 
 
 def _times(factor: float, low: float, high: float) -> str:
-    if not is_supported(factor, low, high):
-        return NOT_SHOWN
-    return f"{digits(factor)}×" if math.isfinite(factor) else EMPTY
+    return EMPTY if not math.isfinite(factor) else as_known(lambda *of: f"{digits(*of)}×", factor, low, high)
 
 
 def _laws(results: Results) -> HtmlTable:

@@ -96,7 +96,7 @@ def test_number_that_nothing_supports_is_not_shown(study):  # noqa: F811
     rows += [run("epoch_average", 4, 4.0**r, "native", repetition=r, run_order=2 * r + 1) for r in range(3)]
     page = lines(study(rows=rows))
     assert [line.split("  ")[-1].strip() for line in page if "not shown" in line][:2] == ["not shown", "not shown"]
-    assert "not shown: an interval wider than the number itself leaves no digit of it" in page
+    assert "not shown: the interval is so wide that it leaves no digit of the number" in page
 
 
 def test_time_of_a_disturbed_cell_is_shown_however_wide_its_interval(study):  # noqa: F811

@@ -222,7 +222,7 @@ def test_number_that_nothing_supports_is_not_shown(tmp_path, invoke):
     words = "--execution native --strategy epoch_average --columns time,vs-allreduce,metric"
     latex = invoke("table", folder, "--style", "latex", *words.split())
     assert r"epoch\_average & 2 & not shown & not shown & $0.9" in latex
-    assert "not shown: an interval wider than the number itself leaves no digit of it." in " ".join(latex.split())
+    assert "not shown: the interval is so wide that it leaves no digit of the number." in " ".join(latex.split())
     (row,) = csv.DictReader(io.StringIO(invoke("table", folder, "--style", "csv", *words.split())))
     assert (row["Time (s)"], row["vs allreduce (%)"]) == ("", "")
 

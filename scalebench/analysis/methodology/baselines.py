@@ -29,7 +29,7 @@ def speedup_base(evidence: Evidence) -> Iterator[Finding]:
     fair = (known["strategy"] == "serial") & is_representative(known)
     for base in known[fair].to_dict("records"):
         time = seconds_with_interval(base["train_s"], base["low_s"], base["high_s"])
-        time = time if time != NOT_SHOWN else f"about {seconds(base['train_s'])}"
+        time = time if time != NOT_SHOWN else f"about {seconds(base['train_s'], 1)}"
         kind = group_of(str(base["execution"]), str(base["engine"]))
         yield finding(
             "note",
