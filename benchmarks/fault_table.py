@@ -393,7 +393,7 @@ RANK = (
 )
 ENGINE = (
     paused(1),
-    to_launcher(signal.SIGTERM, "mpirun terminated", r"mpirun|rank \d was ended by signal"),
+    to_launcher(signal.SIGTERM, "mpirun terminated", rf"^mpirun was {TERMINATED}"),
     ending("command killed", lambda scene: scene.signal_command(signal.SIGKILL)),
     ending("command hung up (SIGHUP)", lambda scene: scene.signal_command(signal.SIGHUP)),
 )

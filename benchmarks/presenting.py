@@ -56,7 +56,7 @@ def _write_many(folder: Path) -> None:
     with Store(folder, fsync=False) as store:
         for run in runs:
             store.append(run, epochs_of(run))
-    keep_planned(folder, [Planned(run.run_id, run.config_hash, "virtual") for run in runs])
+    keep_planned(folder, [Planned(run.run_id, run.config_hash, "virtual", LONG) for run in runs])
 
 
 def _write(folder: Path) -> int:

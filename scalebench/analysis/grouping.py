@@ -62,7 +62,7 @@ def cells(results: Results) -> pd.DataFrame:
     Seconds by task and costs are means, empty where one repetition lacks them. Times and costs are of the `n` runs of
     `timed`, metrics of all.
     """
-    runs = trained(results)
+    runs = trained(results)[[*CELL, *_SHARED, "oversubscribed", "disturbed", "train_s", "final_metric", *SPLIT, *COST]]
     counts = runs.index.isin(timed(results).index)
     runs = runs.assign(log=runs["train_s"].map(math.log))
     runs.loc[~counts, ["train_s", "log", *SPLIT, *COST]] = math.nan

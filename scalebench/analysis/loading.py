@@ -81,12 +81,18 @@ class Results:
     @cached_property
     def completed(self) -> pd.DataFrame:
         """Completed runs without those for warm-up: the input of statistics."""
-        return self.runs[(self.runs["status"] == "completed") & ~self.runs["warmup"].fillna(False).astype(bool)]
+        counted = (self.runs["status"] == "completed") & ~self.runs["warmup"].fillna(False).astype(bool)
+        return rows_where(self.runs, counted)
 
     @cached_property
     def failed(self) -> pd.DataFrame:
         """Runs with another status than completed."""
         return self.runs[self.runs["status"] != "completed"]
+
+
+def rows_where(table: pd.DataFrame, marked: pd.Series[bool]) -> pd.DataFrame:
+    """Return the `marked` rows; the table itself, in place of a copy, where all of them are."""
+    return table if marked.all() else table[marked]
 
 
 def cached(function: Callable[[Results], T]) -> Callable[[Results], T]:

@@ -17,7 +17,7 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
-from scalebench.analysis.loading import CELL, Results, cached
+from scalebench.analysis.loading import CELL, Results, cached, rows_where
 
 MEASURED = ("native", "paced")  # executions whose times are samples of a machine's times
 PAIRED_FROM, PAIRED_FROM_IF_TORN = 2, 3  # rounds; the latter where other common rounds are left out
@@ -73,7 +73,7 @@ class CellRuns:
 def trained(results: Results) -> pd.DataFrame:
     """Completed runs with a positive training time."""
     runs = results.completed
-    return runs[runs["train_s"] > 0]
+    return rows_where(runs, runs["train_s"] > 0)
 
 
 @cached
@@ -83,7 +83,7 @@ def timed(results: Results) -> pd.DataFrame:
     A cell of disturbed runs alone keeps them, and is marked. The choice follows from the load, not from the times.
     """
     runs = trained(results)
-    return runs[_counts(runs)]
+    return rows_where(runs, _counts(runs))
 
 
 def _counts(runs: pd.DataFrame) -> pd.Series[bool]:

@@ -18,9 +18,11 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from scalebench.analysis.intervals import Array
-from scalebench.analysis.rounds import CellRuns
+from scalebench.analysis.loading import Results, cached
+from scalebench.analysis.rounds import MEASURED, CellRuns, runs_by_cell
 
 ALPHA = 0.05
+ENOUGH_RUNS = 5  # of a cell, for a useful interval
 SIGNED_RANK = "Wilcoxon signed-rank"
 RANK_SUM = "Wilcoxon rank-sum"
 TWO_GROUPS_FROM = 5  # values
@@ -80,6 +82,20 @@ def repetitions_needed(family: int, *, paired: bool, alpha: float = ALPHA) -> in
     while (smallest_signed_rank_p(n) if paired else smallest_rank_sum_p(n, n)) > alpha / family:
         n += 1
     return n
+
+
+@cached
+def enough_runs(results: Results) -> int:
+    """Number of repetitions that every command advises: for useful intervals, and a test of any two strategies."""
+    fit = [cell for cell in runs_by_cell(results) if cell.execution in MEASURED and not cell.unfit]
+    families = [len({cell.workers for cell in fit if cell.execution == execution}) for execution in MEASURED]
+    needed = [repetitions_needed(family, paired=True) for family in families if family]
+    return max([ENOUGH_RUNS, *needed])
+
+
+def repeat_option(results: Results, runs: int) -> str:
+    """Return the option that makes `runs` repetitions of every point of the study."""
+    return f"{'--set until.at_least=' if results.study.get('until') else '--repetitions '}{runs}"
 
 
 def holm(p: Sequence[float]) -> list[float]:

@@ -71,7 +71,7 @@ def summary_table(results: Results) -> pd.DataFrame:
 def summary_notes(results: Results, *, brief: bool = False) -> list[str]:
     """Remarks beside the table: error of virtual times, warnings, missing baselines, failed runs.
 
-    If `brief`, warnings are only counted.
+    Warnings are counted as `scalebench check` counts them; unless `brief`, those on times are here in full.
     """
     table, notes = cells(results), []
     if len(marked := results.completed[results.completed["oversubscribed"].astype(bool)]):
@@ -86,7 +86,8 @@ def summary_notes(results: Results, *, brief: bool = False) -> list[str]:
     if tuning := tuning_in_words(results):
         notes.append(tuning)
     notes += _agreement_note(results)
-    notes += _counted_findings(results) if brief else _warnings(results)
+    notes += [] if brief else _warnings(results)
+    notes += _counted_findings(results)
     notes += _missing_baselines(ratios(results), chosen_strategies(results))
     notes += results.notes
     failed = results.failed

@@ -34,7 +34,7 @@ from scalebench.analysis.loading import Results
 from scalebench.analysis.native_check import VirtualError
 from scalebench.analysis.pairing import CellComparison, Comparer
 from scalebench.analysis.rounds import MEASURED, CellRuns, runs_by_cell, spread
-from scalebench.analysis.significance import ALPHA
+from scalebench.analysis.significance import ALPHA, enough_runs, repeat_option
 from scalebench.errors import UsageError, nearest
 from scalebench.strategies.registry import is_deterministic
 
@@ -61,6 +61,7 @@ class Verdicts:
     `table` has a row per cell that both have, under COLUMNS. `missing` are cells of A that B lacks, `failed` cells of A
     that B tried and did not complete, `added` cells of B only. `changed` lists differences that are allowed,
     `overridden` those that are not. `virtual_errors` are the virtual-native errors of A and B, None where unchecked.
+    `repeat` is the option of the repetitions that a test needs, as `check` advises it.
     """
 
     a: str
@@ -74,6 +75,7 @@ class Verdicts:
     changed: list[str] = field(default_factory=list)
     overridden: list[Difference] = field(default_factory=list)
     virtual_errors: tuple[VirtualError | None, ...] = (None, None)
+    repeat: str = ""
 
     @property
     def one_study(self) -> bool:
@@ -146,6 +148,7 @@ def compare_studies(
         changed=changed(a, b),
         overridden=overridden,
         virtual_errors=comparer.errors,
+        repeat=repeat_option(b, max(map(enough_runs, (a, b)))),
     )
 
 
@@ -172,7 +175,15 @@ def compare_strategies(
         raise UsageError(f"{labels[0]} and {labels[1]} share no execution, worker count and global batch")
     comparer = Comparer(results)
     rows = [_row(one, comparer, threshold, metric_margin) | {"note": one.why_untested(ALPHA)} for one in found]
-    return Verdicts(labels[0], labels[1], threshold, metric_margin, _ordered(rows), virtual_errors=comparer.errors)
+    return Verdicts(
+        labels[0],
+        labels[1],
+        threshold,
+        metric_margin,
+        _ordered(rows),
+        virtual_errors=comparer.errors,
+        repeat=repeat_option(results, enough_runs(results)),
+    )
 
 
 def _chosen(results: Results, strategies: Collection[str], execution: str | None) -> dict[CellName, CellRuns]:

@@ -17,9 +17,9 @@ from scalebench.batch.collection import completed_runs
 from scalebench.batch.job import JobState, Scheduler, SchedulerError, ask
 from scalebench.batch.schedulers import SCHEDULERS
 from scalebench.batch.shards import Shard, folder_of
-from scalebench.batch.submission import JOBS, Submission
+from scalebench.batch.submission import Submission
 from scalebench.records.attempts import Attempts
-from scalebench.records.folder import RUNS
+from scalebench.records.folder import JOBS, RUNS
 from scalebench.system.atomic_write import write_atomic
 
 POLL_S = 30.0

@@ -22,7 +22,7 @@ from scalebench.errors import ResultsError, UsageError, reading, writing
 from scalebench.launch.hosts import Allocation
 from scalebench.launch.planning import StudyPlan, plan_study
 from scalebench.records import builds
-from scalebench.records.folder import STUDY
+from scalebench.records.folder import JOBS, STUDY, SUBMISSION, is_submitted
 from scalebench.records.progress import Planned, group_of, keep_planned
 from scalebench.records.store import Store
 from scalebench.records.study_file import keep_study, require_same
@@ -30,8 +30,6 @@ from scalebench.study.load import load_study, to_home
 from scalebench.study.validation import StrictModel, explain
 from scalebench.system.atomic_write import write_atomic
 
-JOBS = "jobs"  # folder of scripts and of what jobs print
-FILE = "submission.json"
 BEGUN = "shard.json"  # in the folder of a shard: which study, and which version made it
 
 
@@ -91,18 +89,13 @@ def made_by() -> dict[str, str]:
     return {name: value for name, value in known.items() if value}
 
 
-def is_submitted(folder: Path) -> bool:
-    """Return True if the study in `folder` was submitted as batch jobs."""
-    return (folder / JOBS / FILE).is_file()
-
-
 def read_submission(folder: Path) -> Submission:
     """Return what was submitted of the study in `folder`.
 
     Raises:
         ResultsError: nothing was, or the file is damaged.
     """
-    path = folder / JOBS / FILE
+    path = folder / JOBS / SUBMISSION
     if not path.is_file():
         raise ResultsError(f"{folder} holds no submitted study; submit one with scalebench submit STUDY")
     with reading(path):
@@ -116,7 +109,7 @@ def read_submission(folder: Path) -> Submission:
 
 def keep_submission(folder: Path, submission: Submission) -> None:
     """Write what was submitted."""
-    path = folder / JOBS / FILE
+    path = folder / JOBS / SUBMISSION
     with writing(path):
         path.parent.mkdir(parents=True, exist_ok=True)
         write_atomic(path, json.dumps(submission.model_dump(mode="json"), indent=1) + "\n")

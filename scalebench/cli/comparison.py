@@ -96,8 +96,7 @@ def comparison_notes(found: Verdicts) -> list[str]:
     if tests:
         notes.append(f"p: {', '.join(tests)} test, adjusted by Holm over the worker counts of a strategy")
     elif (found.table["repetitions_needed"] > 0).any():
-        needed = int(found.table["repetitions_needed"].max())
-        notes.append(f"no test: it needs {needed} repetitions of each to reach its level")
+        notes.append(f"no test, as so few repetitions cannot reach its level: {found.repeat} or more")
     unpaired = ~found.table["paired"].astype(bool) & (found.table[["n_a", "n_b"]].min(axis=1) > 1)
     apart = found.table[(unpaired | (found.table["left_out"] > 0)) & (found.table["execution"] != "virtual")]
     if found.one_study and len(apart):

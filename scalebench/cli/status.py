@@ -41,7 +41,7 @@ def status(results: Path | None, as_json: bool, watch: bool, poll: int) -> int:
     waiting or failed, as the scheduler says. With --watch the exit code is 0 if all runs are done, 1 if some failed,
     and 3 if some are left without a job.
     """
-    from scalebench.batch.submission import is_submitted
+    from scalebench.records.folder import is_submitted
     from scalebench.records.lock import owner_of
     from scalebench.records.progress import lost_epochs, progress_of
 

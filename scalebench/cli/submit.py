@@ -80,7 +80,8 @@ def submit(
     """
     from scalebench.batch.schedulers import scheduler_for
     from scalebench.batch.site import site_for
-    from scalebench.batch.submission import is_submitted, read_submission
+    from scalebench.batch.submission import read_submission
+    from scalebench.records.folder import is_submitted
     from scalebench.study.load import load_study
 
     asked = {name: flags.pop(name) for name in ("grouping", "array", "limit", "nodes", "tasks_per_node", "limit_s")}

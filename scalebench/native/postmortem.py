@@ -27,6 +27,7 @@ _HUNG_UP = re.compile(r"Local host: (\S+) Local PID: \d+ Peer host: (\S+)")
 _EXCEPTION = re.compile(r"^[\w.]*(Error|Exception)\b")
 _RANK = re.compile(r"^(\[rank\d+\]: ?)+")  # torch puts it before a traceback, once for each process group there was
 _NOISE = re.compile(r"^(-+|\s*)$")
+_SILENCE = "it said nothing"
 _MOST_TOLD = 300  # characters
 _REPORT_BYTES = 1 << 16  # of a run's outcome, about
 _SERVER = ("a server", "servers")
@@ -76,6 +77,9 @@ def cause_of_death(
         where = ", ".join(sorted(set(hosts)))
         ended = _ended_by(returncode - 128)
         error = f"a daemon of mpirun {ended} on one of {where}: check these hosts, their memory and network"
+    elif launcher == "mpirun" and returncode == 1 and telling_line(f"{output}\n{more}") == _SILENCE:
+        # It names every other end, of itself and of ranks.
+        error = f"mpirun {_ended_by(signal.SIGTERM)}, or by 2 or 1, of which it says as little (exit code 1)"
     else:
         error = f"{launcher} exited with code {returncode}: {telling_line(output)}; see {folder / 'stderr.txt'}"
     return Death("failed", error)
@@ -146,7 +150,7 @@ def telling_line(text: str) -> str:
         return exception
     paragraph = takewhile(lambda line: not _NOISE.match(line), dropwhile(_NOISE.match, lines))
     text = " ".join(paragraph).rstrip(":")
-    return textwrap.shorten(text, _MOST_TOLD, placeholder=" ...") or "it said nothing"
+    return textwrap.shorten(text, _MOST_TOLD, placeholder=" ...") or _SILENCE
 
 
 def what_to_check(hosts: Sequence[str]) -> str:

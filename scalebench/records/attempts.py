@@ -10,6 +10,7 @@ import re
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
+from itertools import islice
 from pathlib import Path
 
 from scalebench.errors import ResultsError, reading
@@ -54,7 +55,7 @@ class Attempts:
         self._header, self._lines = (from_line(lines[0]) if lines else []) or names, lines[1:]
         check_header(path, self._header, names)
         cells = [line.decode(errors="replace").split(",", len(_FIRST)) for line in self._lines]
-        if self._header != names or any(len(row) <= len(_FIRST) or '"' in "".join(row[:-1]) for row in cells):
+        if self._header != names or not _are_plain(cells):
             cells = [[row[name] for name in _FIRST] for row in map(self.row, range(len(self._lines)))]
         self.run_id, self.config_hash, self.status = ([row[place] for row in cells] for place in (2, 3, 5))
         check_version(path, {row[0] for row in cells})
@@ -198,6 +199,14 @@ def _count_epochs(header: Sequence[str], data: bytes) -> Counter[bytes]:
     rows = [from_line(line) for line in data.split(b"\n")[1:]]
     cells = {tuple(row[place] for place in places) for row in rows if len(row) == len(header)}
     return Counter(f"{run_id},{attempt},".encode() for run_id, attempt, _ in cells)
+
+
+def _are_plain(rows: Sequence[Sequence[str]]) -> bool:
+    """Return True if every row has its first cells and another, and no quote in the first ones."""
+    if any(len(row) <= len(_FIRST) for row in rows):
+        return False
+    firsts = islice(zip(*rows, strict=True), len(_FIRST))
+    return not any('"' in "".join(column) for column in firsts)
 
 
 def _is_attempt(cell: str) -> bool:

@@ -19,6 +19,7 @@ CALIBRATION = "calibration.json"
 PLANNED = "planned.json"
 DURATIONS = "durations.json"
 PROVENANCE = "provenance"  # a folder with one JSON file per environment
+JOBS, SUBMISSION = "jobs", "submission.json"  # folder of scripts and of what jobs print, and the file in it
 
 
 def newest_study(folder: Path) -> Path:
@@ -38,6 +39,11 @@ def study_in(folder: Path) -> Path:
     if any((folder / name).exists() for name in (RUNS, STUDY)) or not any(folder.glob(f"*/{RUNS}")):
         return folder
     return newest_study(folder)
+
+
+def is_submitted(folder: Path) -> bool:
+    """Return True if the study in `folder` was submitted as batch jobs."""
+    return (folder / JOBS / SUBMISSION).is_file()
 
 
 def require_writable(folder: Path) -> None:

@@ -6,6 +6,7 @@ import io
 import json
 import typing
 import warnings
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Literal
 
@@ -27,7 +28,7 @@ from scalebench.records.limits import (
 )
 from scalebench.records.schema import RunRow, columns, kinds
 from scalebench.records.table import bad_cell, check_header, check_version, from_line, to_text
-from scalebench.system.bounded_read import LARGE, read_bytes
+from scalebench.system.bounded_read import LARGE, read_lines
 
 TEXT = pd.StringDtype("python", na_value=np.nan)  # faster than pyarrow's on tables of this size
 _DTYPES: dict[str, Any] = {"integer": "Int64", "number": "float64", "flag": "boolean", "text": TEXT}
@@ -40,27 +41,21 @@ def read_table(path: Path, row_type: type[BaseModel]) -> pd.DataFrame:
         ResultsError: the file cannot be read, has other columns or another schema version, or a cell is damaged (named
             by file, line and column).
     """
+    first, header = b"", list[str]()
+    parts: list[pd.DataFrame] = []
     with reading(path):
-        data = read_bytes(path, LARGE)
-    data = data[: data.rfind(b"\n") + 1]
-    header = from_line(data[: data.find(b"\n") + 1])
+        for lines in read_lines(path, LARGE):
+            if not first:
+                first, lines = lines[: lines.find(b"\n") + 1], lines[lines.find(b"\n") + 1 :]
+                header = from_line(first)
+                if not header:
+                    break
+                check_header(path, header, columns(row_type))
+            parts.append(_rows(path, first + lines, header, row_type, sum(map(len, parts))))
     if not header:
         raise ResultsError(f"{path} is empty; expected a header line")
-    check_header(path, header, columns(row_type))
-    kind_of = kinds(row_type)
-    try:
-        try:
-            table = _parse(data, {name: _DTYPES[kind] for name, kind in kind_of.items()})
-        except (ValueError, TypeError, OverflowError, RuntimeWarning) as error:
-            text = _parse(data, dict.fromkeys(header, TEXT))
-            raise _damaged(path, text) or ResultsError(f"{path}: {error}") from None
-    except (pd.errors.ParserError, pd.errors.ParserWarning) as error:
-        raise ResultsError(f"{path}: {_too_many_cells(data, header) or error}; repair or remove the line") from None
-    if b"'" in data:  # possibly an apostrophe that keeps a text from being a formula
-        for name in (name for name, kind in kind_of.items() if kind == "text"):
-            escaped = {text: to_text(text) for text in table[name].dropna().unique() if text.startswith("'")}
-            table[name] = table[name].replace(escaped) if escaped else table[name]
-    _check_cells(path, table, row_type)
+    table = parts[0] if len(parts) == 1 else pd.concat(parts)
+    del parts
     if row_type is RunRow:
         check_version(path, set(map(str, table["schema_version"].unique())))
         simulated, is_virtual = table["execution"].isin(("virtual", "modelled")), table["engine"] == "virtual"
@@ -76,7 +71,28 @@ def read_table(path: Path, row_type: type[BaseModel]) -> pd.DataFrame:
         accuracy = (table["metric_name"] == "accuracy").to_numpy(dtype=bool, na_value=False)
         check_completed(path, table, row_type, finished, accuracy)
         _check_parts(path, table)
-    return table[columns(row_type)]
+    return table
+
+
+def _rows(path: Path, data: bytes, header: Sequence[str], row_type: type[BaseModel], before: int) -> pd.DataFrame:
+    """Parse and check lines of a table that follow `before` rows, by which the result is numbered on."""
+    kind_of = kinds(row_type)
+    try:
+        try:
+            table = _parse(data, {name: _DTYPES[kind] for name, kind in kind_of.items()})
+        except (ValueError, TypeError, OverflowError, RuntimeWarning) as error:
+            text = _parse(data, dict.fromkeys(header, TEXT))
+            raise _damaged(path, text, before) or ResultsError(f"{path}: {error}") from None
+    except (pd.errors.ParserError, pd.errors.ParserWarning) as error:
+        reason = _too_many_cells(data, header, before) or error
+        raise ResultsError(f"{path}: {reason}; repair or remove the line") from None
+    table.index = pd.RangeIndex(before, before + len(table))
+    if b"'" in data:  # possibly an apostrophe that keeps a text from being a formula
+        for name in (name for name, kind in kind_of.items() if kind == "text"):
+            escaped = {text: to_text(text) for text in table[name].dropna().unique() if text.startswith("'")}
+            table[name] = table[name].replace(escaped) if escaped else table[name]
+    _check_cells(path, table, row_type)
+    return table if list(header) == columns(row_type) else table[columns(row_type)]
 
 
 def check_completed(
@@ -114,19 +130,19 @@ def _parse(data: bytes, dtypes: dict[str, Any]) -> pd.DataFrame:
         )
 
 
-def _too_many_cells(data: bytes, header: list[str]) -> str | None:
-    for number, line in enumerate(data.splitlines(), start=1):
+def _too_many_cells(data: bytes, header: Sequence[str], before: int) -> str | None:
+    for number, line in enumerate(data.splitlines(), start=before + 1):
         if (count := len(from_line(line))) > len(header):
             return f"line {number} has {count} cells, expected {len(header)}"
     return None
 
 
-def _damaged(path: Path, text: pd.DataFrame) -> ResultsError | None:
+def _damaged(path: Path, text: pd.DataFrame, before: int) -> ResultsError | None:
     """Return the error for the first column with a cell that cannot be converted."""
     for name in text:
         for place, cell in text[name].dropna().items():
             if expected := expected_instead(str(name), cell):
-                return bad_cell(path, int(str(place)), str(name), cell, expected)
+                return bad_cell(path, before + int(str(place)), str(name), cell, expected)
     return None
 
 
@@ -135,7 +151,7 @@ def _refuse(path: Path, table: pd.DataFrame, name: str, bad: Any, expected: str)
     if bad.any():
         place = int(np.asarray(bad, dtype=bool).argmax())
         value = table[name].iloc[place]
-        raise bad_cell(path, place, name, None if pd.isna(value) else value, expected)
+        raise bad_cell(path, int(table.index[place]), name, None if pd.isna(value) else value, expected)
 
 
 def _check_cells(path: Path, table: pd.DataFrame, row_type: type[BaseModel]) -> None:

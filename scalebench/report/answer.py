@@ -148,7 +148,7 @@ def _next_steps(one: Comparison, results: Results) -> Iterator[Sentence]:
     Of a study that is not complete, the rest of its runs.
     """
     left = progress_of(results.folder).remaining.total()
-    steps = [step for step in (to_show_saving(one, results), to_show_metric(one)) if step]
+    steps = [step for step in (to_show_saving(one, results), to_show_metric(one, results)) if step]
     if steps and left:
         yield plain(f"The same command makes the {counted(left, 'run')} that {'is' if left == 1 else 'are'} left.")
     elif steps:

@@ -8,11 +8,12 @@ from scalebench.analysis import Results, virtual_error
 from scalebench.analysis.grouping import DISTURBED_BY, PER_BATCH
 from scalebench.analysis.intervals import METRIC_FROM, STATED, t_quantile
 from scalebench.analysis.loading import is_representative
-from scalebench.analysis.methodology.quality import ENOUGH_RUNS, repeat_option
 from scalebench.analysis.rounds import MEASURED
+from scalebench.analysis.significance import enough_runs, repeat_option
 from scalebench.report.comparison import ABOUT_EQUAL, BASELINES, Comparison
 
 _MOST_RUNS = 100
+_OF_A_STATED_JITTER = 10  # repetitions
 _QUIET = 0.1  # spread of times from which a quieter machine is the better advice
 
 
@@ -20,12 +21,13 @@ def to_show_saving(one: Comparison, results: Results) -> str:
     """Return the runs that would show whether `one` saves time; empty if its interval shows that already.
 
     For measured times the number n of runs with t_{n-1} s / sqrt(n) below the distance of the mean from zero, or so
-    small that the interval lies within +-ABOUT_EQUAL, with the deviation s of log ratios as it was.
+    small that the interval lies within +-ABOUT_EQUAL, with the deviation s of log ratios as it was; not fewer than all
+    commands advise.
     """
     if one.is_shown:
         return ""
     if one.n < 2:
-        return f"repetitions would show both: {repeat_option(results)} or more"
+        return f"repetitions would show both: {repeat_option(results, enough_runs(results))} or more"
     if one.execution not in MEASURED:
         return _of_virtual_times(one, results)
     low, high = math.log1p(-one.saved_high), math.log1p(-one.saved_low)
@@ -36,14 +38,16 @@ def to_show_saving(one: Comparison, results: Results) -> str:
     quieter = " on a quieter machine" if s > _QUIET else ""
     if runs is None:
         return f"more than {_MOST_RUNS} runs of each would be needed; times that vary less would show it{quieter}"
-    return f"about {runs} runs of each would show it (--repetitions {runs}){f', or fewer{quieter}' if quieter else ''}"
+    runs = max(runs, enough_runs(results))
+    fewer = f", or fewer{quieter}" if quieter else ""
+    return f"about {runs} runs of each would show it ({repeat_option(results, runs)}){fewer}"
 
 
-def to_show_metric(one: Comparison) -> str:
+def to_show_metric(one: Comparison, results: Results) -> str:
     """Return the runs that would show whether the metric differs; empty with enough seeds, and with a single one."""
     if not 1 < one.metric_n < METRIC_FROM:
         return ""
-    return f"seeds from --repetitions {ENOUGH_RUNS} up give the metric an interval"
+    return f"seeds from {repeat_option(results, enough_runs(results))} up give the metric an interval"
 
 
 def to_answer(results: Results) -> str:
@@ -69,11 +73,13 @@ def _of_virtual_times(one: Comparison, results: Results) -> str:
     """The larger of the two parts of the interval: the error that native runs show, or the repetitions' spread."""
     error = virtual_error(results)
     if one.interval.startswith(STATED):
-        return "more repetitions of the stated jitter would show it: --repetitions 10" if one.n < 10 else ""
+        more = repeat_option(results, _OF_A_STATED_JITTER)
+        return f"more repetitions of the stated jitter would show it: {more}" if one.n < _OF_A_STATED_JITTER else ""
     if error is not None:
         what = (
             "on a quieter machine would show it" if error.known else "at more worker counts would give it an interval"
         )
         return f"native runs {what}: virtual times are off theirs by {error.words}"
-    few = f", with {repeat_option(results)} or more" if one.n < ENOUGH_RUNS else ""
+    advised = enough_runs(results)
+    few = f", with {repeat_option(results, advised)} or more" if one.n < advised else ""
     return f"a calibration on a quieter machine would show it (scalebench recalibrate {results.folder}){few}"

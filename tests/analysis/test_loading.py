@@ -7,6 +7,7 @@ import math
 import re
 
 import numpy as np
+import pandas as pd
 import pytest
 
 from scalebench.analysis import cells, check, load
@@ -217,6 +218,26 @@ def test_incomplete_last_line_is_ignored(study):
     for missing in (1, 10, 200):
         (folder / "runs.csv").write_bytes(whole[:-missing])
         assert load(folder).runs["run_id"].tolist() == ["a"]
+
+
+def test_a_large_table_is_read_in_pieces(study, monkeypatch):
+    rows = [run_row(run_id=f"run-{number}", repetition=number, strategy="=cmd()") for number in range(9)]
+    folder = study(rows=rows).folder
+    whole = load(folder).rows
+    monkeypatch.setattr("scalebench.system.bounded_read._PIECE", 1000)  # about two rows
+    pd.testing.assert_frame_equal(load(folder).rows, whole)
+    lines = (folder / "runs.csv").read_text().splitlines()
+    place = columns(RunRow).index("workers")
+    for cell, message in (
+        ("four", "workers is 'four'"),
+        ("0", "workers is '0'"),
+        (99 * "1,", f"has {len(columns(RunRow)) + 99} cells"),
+    ):
+        before, after = lines[6].split(",")[:place], lines[6].split(",")[place + 1 :]
+        damaged = ",".join([*before, cell, *after])
+        (folder / "runs.csv").write_text("\n".join([*lines[:6], damaged, *lines[7:], ""]))
+        with pytest.raises(ResultsError, match=rf"line 7\b.*{re.escape(message)}"):
+            load(folder)
 
 
 def test_a_folder_without_records_is_refused(tmp_path):

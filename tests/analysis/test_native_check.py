@@ -150,7 +150,7 @@ def test_one_check_withholds_the_interval_instead_of_narrowing_it(study):
     assert (math.isnan(row.ratio_low), row.interval) == (True, "")
     found = {finding.rule: finding for finding in findings(results)}["virtual-error"]
     assert found.severity == "warning"
-    assert "known from 1 check only (16 %)" in found.what, "root mean square of two points of one worker"
+    assert "off native ones by 16 % (root mean square of 1 check), too few" in found.what, "two points of one worker"
 
 
 def test_without_any_check_the_interval_is_the_calibrations_own(study):

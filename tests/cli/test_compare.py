@@ -3,13 +3,19 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
+from contextlib import chdir
 
 import pytest
 
 from scalebench.cli.main import main
+from scalebench.cli.run_common import _summarise
+from scalebench.launch.stopping_rule import Tally
+from scalebench.records.store import Store
 from tests.doctored import make_sound
+from tests.records_factory import in_proportion, study_rows
 
 
 @pytest.fixture
@@ -160,6 +166,35 @@ def test_usage_error_is_one_line_with_exit_code_2(call, words, said):
 def test_ignored_difference_is_noted(call):
     out, _ = call("before", "other", "--ignore", "lr")
     assert "differs and was ignored: lr is 0.1 and 0.5" in out
+
+
+def test_run_check_and_compare_agree(tmp_path, capsys):
+    """The warnings, the error of virtual times and the repetitions that each of them names."""
+    rows = study_rows(strategies=("serial", "allreduce", "epoch_average"), workers=(1, 2, 4), native_workers=(1, 2, 4))
+    with Store(tmp_path / "mine", fsync=False) as store:
+        for run, epochs in rows:
+            slower = 1.5 if run.execution == "native" else 1.0
+            store.append(in_proportion(run.model_copy(update={"train_s": slower * run.train_s})), epochs)
+    said = {}
+    for name, words in (
+        ("check", ["check", "mine"]),
+        ("compare", ["compare", "mine", "--strategy", "allreduce", "--strategy", "epoch_average"]),
+    ):
+        with chdir(tmp_path), pytest.raises(SystemExit):
+            main.main(words, prog_name="scalebench")
+        said[name] = capsys.readouterr().out
+    for name, full in (("run", False), ("run --full", True)):
+        _summarise(Tally(tmp_path / "mine", done_before=len(rows)), (), full)
+        said[name] = " ".join(capsys.readouterr().out.split())
+    (counts,) = re.findall(r"(\d+ errors?), (\d+ warnings?)", said["check"])
+    expected = " and ".join(count for count in counts if not count.startswith("0 "))
+    for name in ("run", "run --full"):
+        assert f"{expected} on these numbers: scalebench check" in said[name]
+    factors = {found for text in said.values() for found in re.findall(r"off native ones by ([^(]+\([^)]+\))", text)}
+    assert len(factors) == 1, factors
+    options = {name: set(re.findall(r"--repetitions \d+", text)) for name, text in said.items()}
+    assert options["check"] == options["compare"] == {"--repetitions 7"}, "two worker counts that are tested at once"
+    assert options["run"] <= options["check"]
 
 
 def test_help_imports_nothing_heavy():

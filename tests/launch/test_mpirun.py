@@ -152,7 +152,9 @@ def test_processes_that_do_not_end_after_the_last_run_are_killed(tmp_path, monke
 
 
 @needs_mpi
-@pytest.mark.parametrize("signum", [signal.SIGKILL, pytest.param(signal.SIGSTOP, marks=pytest.mark.thorough)])
+@pytest.mark.parametrize(
+    "signum", [signal.SIGKILL, signal.SIGTERM, pytest.param(signal.SIGSTOP, marks=pytest.mark.thorough)]
+)
 def test_killed_mpirun_is_named_and_a_stopped_one_is_killed(tmp_path, monkeypatch, signum):
     """A stopped mpirun passes nothing on, and the run is made; only its end never comes."""
     monkeypatch.setattr("scalebench.launch.mpirun._ENDING_LIMIT_S", 3.0)
@@ -164,11 +166,12 @@ def test_killed_mpirun_is_named_and_a_stopped_one_is_killed(tmp_path, monkeypatc
                 heartbeats = max((tmp_path / "work").iterdir(), key=lambda path: path.stat().st_mtime) / "heartbeats"
                 threading.Thread(target=strike, args=(heartbeats, 0, signum, True), daemon=True).start()
 
-    killed = signum == signal.SIGKILL
+    killed = signum != signal.SIGSTOP
     found = Struck([make_run("struck", epochs=10**5 if killed else 400), *[make_run("after")] * killed], tmp_path)
     if killed:
-        error = "mpirun was ended by signal 9 (Killed, perhaps for want of memory)"
-        assert (found.outcomes["struck"].status, found.outcomes["struck"].error) == ("failed", error)
+        reason = "15 (Terminated)" if signum == signal.SIGTERM else "9 (Killed, perhaps for want of memory)"
+        assert found.outcomes["struck"].status == "failed"
+        assert found.outcomes["struck"].error.startswith(f"mpirun was ended by signal {reason}")
         assert found.outcomes["after"].status == "completed"
         return
     assert found.outcomes["struck"].status == "completed"

@@ -38,7 +38,6 @@ def test_death_of_a_daemon_that_mpirun_reports_by_its_code_names_the_hosts(tmp_p
             "application; see",
         ),
         (TRACE, "ImportError: no such thing; see"),
-        ("\n---\n\n", "it said nothing; see"),
         ("word " * 400, "word ...; see"),
     ],
 )
@@ -94,6 +93,14 @@ def test_killed_launcher_is_named_with_its_signal(tmp_path):
     told = cause_of_death(tmp_path, -9).error
     assert told == "mpirun was ended by signal 9 (Killed, perhaps for want of memory)"
     assert cause_of_death(tmp_path, -15, launcher="srun").error == "srun was ended by signal 15 (Terminated)"
+
+
+@pytest.mark.parametrize("said", ["", "\n---\n\n"])
+def test_launcher_that_ends_without_a_word_was_ended_by_a_signal_that_it_handles(said, tmp_path):
+    (tmp_path / "stderr.txt").write_text(said)
+    assert cause_of_death(tmp_path, 1).error.startswith("mpirun was ended by signal 15 (Terminated), or by 2 or 1")
+    assert cause_of_death(tmp_path, 213).error.startswith("mpirun exited with code 213: it said nothing; see")
+    assert cause_of_death(tmp_path, 1, launcher="srun").error.startswith("srun exited with code 1: it said nothing")
 
 
 def test_rank_after_the_workers_is_called_a_server(tmp_path):

@@ -31,12 +31,12 @@ def test_quieter_machine_is_advised_where_times_vary(keep):
 
 def test_single_runs_need_repetitions(keep):
     text = lines(keep, cell("allreduce", (1.0,)), cell("epoch_average", (0.5,)))
-    assert "Repetitions would show both: --repetitions 5 or more." in text
+    assert "Repetitions would show both: --repetitions 6 or more." in text
 
 
 def test_two_seeds_need_a_third_for_the_metric(keep):
     text = lines(keep, cell("allreduce", (1.0, 1.1)), cell("epoch_average", (0.5, 0.55)))
-    assert "eeds from --repetitions 5 up give the metric an interval." in text
+    assert "eeds from --repetitions 6 up give the metric an interval." in text
 
 
 def test_shown_saving_needs_nothing(keep):

@@ -21,11 +21,17 @@ from scalebench.analysis.methodology.baselines import unsettled
 from scalebench.analysis.native_check import CHECKED_FROM
 from scalebench.analysis.native_check import virtual_error as error_against_native
 from scalebench.analysis.rounds import MEASURED, CellRuns, runs_by_cell
-from scalebench.analysis.significance import ALPHA, holm, time_trend, two_groups_p
-from scalebench.formatting import counted, deviation, percent, share
+from scalebench.analysis.significance import (
+    ALPHA,
+    ENOUGH_RUNS,
+    enough_runs,
+    holm,
+    repeat_option,
+    time_trend,
+    two_groups_p,
+)
+from scalebench.formatting import counted, percent, share
 from scalebench.study.spec import SIMULATED
-
-ENOUGH_RUNS = 5
 
 
 def findings(results: Results) -> list[Finding]:
@@ -38,6 +44,7 @@ def findings(results: Results) -> list[Finding]:
 @rule("every cell was repeated often enough for an interval")
 def few_runs(evidence: Evidence) -> Iterator[Finding]:
     """Rule 5 of the twelve: nondeterministic times need intervals, and intervals need repetitions."""
+    option = repeat_option(evidence.results, enough_runs(evidence.results))
     for execution in dict.fromkeys(evidence.cells["execution"]):
         own = evidence.cells[evidence.cells["execution"] == execution]
         single, few = own[own["n"] == 1], own[(own["n"] > 1) & (own["n"] < ENOUGH_RUNS)]
@@ -47,7 +54,7 @@ def few_runs(evidence: Evidence) -> Iterator[Finding]:
                 "warning",
                 f"{counted(len(single), f'{execution} cell')} of one run: nothing says how far it would repeat",
                 single,
-                f"repeat every point: {repeat_option(evidence.results)}",
+                f"repeat every point: {option}",
             )
         if len(few):
             low, high = few["n"].min(), few["n"].max()
@@ -57,7 +64,7 @@ def few_runs(evidence: Evidence) -> Iterator[Finding]:
                 f"{counted(len(few), f'{execution} cell')} of {runs}: their spread, which the interval is made of, is "
                 "hardly known",
                 few,
-                f"{repeat_option(evidence.results)} for useful intervals",
+                f"{option} for useful intervals",
             )
 
 
@@ -173,8 +180,8 @@ def virtual_error(evidence: Evidence, most: float = 0.15) -> Iterator[Finding]:
     elif not error.known:
         yield finding(
             "warning",
-            f"the error of virtual times is known from {counted(error.checks, 'check')} only "
-            f"({deviation(error.rms)}): they and their ratios are given without interval",
+            f"virtual times are off native ones by {error.words}, too few: they and their ratios are given without "
+            "interval",
             where,
             f"run natively at {CHECKED_FROM} worker counts or more, as far as the cores go",
         )
@@ -194,11 +201,6 @@ def _repeated_cells(evidence: Evidence) -> Iterator[tuple[str, pd.DataFrame]]:
         own = evidence.cells[(evidence.cells["execution"] == execution) & (evidence.cells["n"] > 1)]
         if len(own):
             yield execution, own
-
-
-def repeat_option(results: Results) -> str:
-    """Option that makes ENOUGH_RUNS repetitions of every point."""
-    return f"{'--set until.at_least=' if results.study.get('until') else '--repetitions '}{ENOUGH_RUNS}"
 
 
 def _rows(own: Sequence[CellRuns]) -> pd.DataFrame:

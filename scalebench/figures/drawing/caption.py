@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -175,8 +176,13 @@ def _of(results: Results, drawn: pd.DataFrame | None) -> pd.DataFrame:
     runs = results.completed
     if drawn is None:
         return runs
-    places = pd.MultiIndex.from_frame(drawn[_PLACE].drop_duplicates())
-    return runs[pd.MultiIndex.from_frame(runs[_PLACE]).isin(places)]
+    places = set(_places_of(drawn))
+    return runs[[place in places for place in _places_of(runs)]]
+
+
+def _places_of(table: pd.DataFrame) -> Iterator[tuple[object, ...]]:
+    """Yield execution, engine, label and worker count of each row."""
+    return zip(*(table[name].tolist() for name in _PLACE), strict=True)
 
 
 def _card(card: dict[str, Any]) -> str:

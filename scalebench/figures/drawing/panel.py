@@ -263,8 +263,11 @@ class Panel:
                 hatch=hatch_of(segment, self.style),
                 zorder=2,
             )
-            self.ax.add_patch(bar)
+            self.ax.add_artist(bar)
             ends[up] += segment.value
+        # Once for all parts: `add_patch`, for each, takes as long as their drawing.
+        if ends[True] > ends[False]:
+            self.ax.update_datalim([(at - _BAR / 2, ends[False]), (at + _BAR / 2, ends[True])])
 
     def level(self, y: float, name: str, counts: Iterable[float]) -> None:
         """Draw a dotted horizontal line over the worker counts."""

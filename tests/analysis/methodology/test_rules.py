@@ -588,7 +588,7 @@ def test_base_that_missed_its_pace_is_not_used(sound, tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("study", "option"), [({}, "--repetitions 5"), ({"until": {"ci_width": 0.05}}, "--set until.at_least=5")]
+    ("study", "option"), [({}, "--repetitions 7"), ({"until": {"ci_width": 0.05}}, "--set until.at_least=7")]
 )
 def test_fix_names_the_option_of_the_study(sound, tmp_path, study, option):
     """`repetitions` and `until` are refused together."""
