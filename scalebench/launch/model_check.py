@@ -38,7 +38,7 @@ def look_at_model(plan: StudyPlan) -> list[str]:
     """
     import torch
 
-    from scalebench.models.parts import require_cut
+    from scalebench.models.parts import facts_of, require_cut
 
     study, dataset = plan.study, next(iter(plan.prepared.datasets.values()))
     dtype = getattr(torch, study.dtype)
@@ -52,9 +52,16 @@ def look_at_model(plan: StudyPlan) -> list[str]:
     without_gradient, notes = _tried(plan, model)
     divided = any(cuts_model(run) for run in plan.sweep.runs)
     layers = require_cut(model, str(study.model), dataset.input_shape) if divided else None
-    runs, cluster = plan.sweep.runs, plan.cluster
+    facts = facts_of(layers, torch.zeros(_TRIED, *dataset.input_shape, dtype=dtype)) if layers else []
     strategy_warnings(
-        study, runs, cluster, plan.allocation, shapes=shapes, without_gradient=without_gradient, layers=layers
+        study,
+        plan.sweep.runs,
+        plan.cluster,
+        plan.allocation,
+        shapes=shapes,
+        without_gradient=without_gradient,
+        layers=layers,
+        layer_work=[each.work for each in facts] or None,
     )
     if any(buffer.is_floating_point() for buffer in model.buffers()):
         notes += local_statistics(study)

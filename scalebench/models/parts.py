@@ -47,6 +47,11 @@ class LayerFacts(NamedTuple):
     forward: float
     backward: float
 
+    @property
+    def work(self) -> float:
+        """That of both passes."""
+        return self.forward + self.backward
+
 
 def layers_of(model: nn.Module, name: str) -> list[Layer]:
     """Return the layers of a model that is called `name` in errors.

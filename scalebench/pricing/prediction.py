@@ -269,8 +269,8 @@ class Predictor:
             if not self.workload.in_all:
                 asked = {"batch_per_worker": self.workload.batch if cut else 1, "batch_global": None}
             training = self._run(component, 1, 1).model_copy(update=asked)
-            layers = len(cut.layers) if cut else None
-            setting = Setting(training, workers, min(workers, per_node), steps, self._shapes, layer_count=layers)
+            work = cut.work if cut else None
+            setting = Setting(training, workers, min(workers, per_node), steps, self._shapes, layer_work=work)
             strategy.check(setting)
             if workers > 1 and not strategy.requires:
                 raise StudyError(f"strategy {component.name} at {workers} workers: it runs at one worker only")

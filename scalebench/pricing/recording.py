@@ -263,8 +263,8 @@ class RecordingWorker:
             yield Batch(nothing, nothing, 1.0, step, after > before)
 
     @property
-    def layers(self) -> int:
-        return len(self._facts)
+    def layer_work(self) -> Sequence[float]:
+        return [each.work for each in self._facts] if self._cut is None else self._cut.work
 
     def take(self, sizes: Sequence[int], order: Order, micro_batches: int) -> None:
         mesh, replica, tensor = self.mesh, self.replica, self.mesh.tensor
@@ -275,7 +275,7 @@ class RecordingWorker:
             sample = torch.empty(2, *self._input_shape, dtype=self.dtype, device="meta")
             layers = _layers_of(self.model, str(self.run.model))
             held = held_by(layers, sizes, mesh, replica.rank, str(self.run.model))
-            facts, segments = sizes_of(layers, held, sizes, mesh, replica.rank, sample)
+            facts, segments = sizes_of(self._facts, held, sizes, mesh, replica.rank, sample)
             numbers = _trainable_numbers(held.model)
         self.parameters = torch.empty(numbers, dtype=self.dtype, device="meta")
         self.gradients = self.parameters.clone()

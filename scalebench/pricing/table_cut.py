@@ -45,10 +45,10 @@ class HeldRows(NamedTuple):
 
 
 class TableCut:
-    """A layer table whose rows take shares of the forward and of the backward pass, in proportion to given work."""
+    """A layer table whose rows take `forward` and `backward` seconds of the two passes."""
 
     def __init__(self, table: LayerTable, forward: Floats, backward: Floats) -> None:
-        self.table = table
+        self.table, self._both = table, forward + backward
         self._forward, self._backward = forward / forward.sum(), backward / backward.sum()
 
     @cached_property
@@ -92,6 +92,11 @@ class TableCut:
             work = float(self._forward[here].sum()), float(self._backward[here].sum())
             found.append(LayerFacts(layer.name, parameters, (given,), *work))
         return found
+
+    @cached_property
+    def work(self) -> list[float]:
+        """Seconds of both passes of each layer."""
+        return [float(self._both[layer.first : layer.last].sum()) for layer in self.layers]
 
     def held(self, sizes: Sequence[int], mesh: Mesh, part: int) -> HeldRows:
         """Return what the worker with a part of a model holds, of `sizes` layers by stage.

@@ -164,8 +164,8 @@ class Worker(Protocol):
     mesh: Mesh
 
     @property
-    def layers(self) -> int:
-        """Number of layers into which the model can be cut."""
+    def layer_work(self) -> Sequence[float]:
+        """Work of a step in each layer into which the model can be cut, in any unit."""
 
     def take(self, sizes: Sequence[int], order: Callable[[int, int, int], Iterable[Move]], micro_batches: int) -> None:
         """Hold one stage of the model only, of stages with `sizes` layers, and train it by micro-batches. Collective.
@@ -227,7 +227,7 @@ class Setting:
     shapes: Sequence[tuple[int, ...]] | None = None  # of the model's parameters; None until it is built
     without_gradient: Sequence[str] = ()  # names of parameters that get none in some step
     layers: Sequence[Layer] | None = None  # into which the model can be cut; None until it is built
-    layer_count: int | None = None  # their number, where it alone is known
+    layer_work: Sequence[float] | None = None  # of a step in each of them, in any unit; None until it is known
 
 
 class Strategy(Choice):

@@ -21,7 +21,7 @@ from scalebench.data.shard import Shard, equal_batches
 from scalebench.models.attributes import module_attributes, put_back_attributes
 from scalebench.models.flat import Memory, is_finite, side_by_side, views
 from scalebench.models.metric import loss_for, own_loss, takes_labels
-from scalebench.models.parts import Layer, layers_of
+from scalebench.models.parts import Layer, LayerFacts, facts_of, layers_of
 from scalebench.models.pinning import require_unchanged
 from scalebench.models.registry import build_model
 from scalebench.models.sharding import held_by
@@ -196,14 +196,18 @@ class Replica:
     def _layers(self) -> list[Layer]:
         return layers_of(self.model, str(self.run.model))
 
+    @cached_property
+    def _layer_facts(self) -> list[LayerFacts]:
+        return facts_of(self._layers, self._sample())
+
     @property
-    def layers(self) -> int:
-        return len(self._layers)
+    def layer_work(self) -> Sequence[float]:
+        return [each.work for each in self._layer_facts]
 
     def take(self, sizes: Sequence[int], order: Order, micro_batches: int) -> None:
         mesh, replica, whole = self.mesh, self.replica, self.parameters.numel()
         held = held_by(self._layers, sizes, mesh, replica.rank, str(self.run.model))
-        facts, segments = sizes_of(self._layers, held, sizes, mesh, replica.rank, self._sample())
+        facts, segments = sizes_of(self._layer_facts, held, sizes, mesh, replica.rank, self._sample())
         self.assembly = Assembly(self._built, sizes, mesh, replica, str(self.run.model))
         self._hold(held.model.train(self.model.training))
         del self.__dict__["_layers"]  # with the layers of other workers

@@ -16,7 +16,7 @@ from torch import Tensor
 from scalebench.cluster.mesh import Mesh
 from scalebench.comm.base import BETWEEN_STAGES, Communicator, Request
 from scalebench.data.layout import cut
-from scalebench.models.parts import Layer, LayerFacts, bounds_of, counted, evaluating, facts_of
+from scalebench.models.parts import LayerFacts, bounds_of, counted, evaluating
 from scalebench.models.sharding import Held, Segment, called
 from scalebench.strategies.base import Batch, Move
 from scalebench.system.clock import Clock, Task
@@ -89,10 +89,12 @@ def segment_facts(
 
 
 def sizes_of(
-    layers: Sequence[Layer], held: Held, sizes: Sequence[int], mesh: Mesh, part: int, sample: Tensor
+    facts: Sequence[LayerFacts], held: Held, sizes: Sequence[int], mesh: Mesh, part: int, sample: Tensor
 ) -> tuple[StageFacts, list[SegmentFacts]]:
-    """Return the sizes of the stage that a part of a replica holds, and of its segments; `sample` are some samples."""
-    facts = facts_of(layers, sample)
+    """Return the sizes of the stage that a part of a replica holds, and of its segments; `sample` are some samples.
+
+    `facts` are those of the layers of the whole model.
+    """
     stage = StageFacts.of(facts, tuple(sample.shape[1:]), sizes, mesh.stage_of(part))
     x = sample.new_zeros((len(sample), *stage.takes))
     return stage, segment_facts(held.segments, x, facts, first=stage.is_first)

@@ -223,6 +223,17 @@ def test_bubbles_shrink_with_micro_batches_and_layers_that_cannot_be_cut_are_ref
         own.times(Component(name="tensor", options={"degree": 3}), 3, [Case(own.platform, 16)])
 
 
+def test_a_cut_by_times_shortens_a_step():
+    """Six products with work in 1 : 4 : 16 : 16 : 4 : 1, the two largest of which an even cut places on one stage."""
+    own = cuttable()
+    found = {}
+    for balance in ("even", "times"):
+        component = Component(name="pipeline", options={"stages": 3, "micro_batches": 8, "balance": balance})
+        found[balance] = float(own.times(component, 3, [Case(own.platform, 16)]).time[0])
+    assert [each.part.stage.last for each in own.schedules(component, 3)] == [3, 4, 6]
+    assert found["times"] < 0.8 * found["even"]
+
+
 def test_memory_of_parts_is_that_of_the_fullest_worker():
     own = cuttable()
     whole = memory_of(own, Component(name="allreduce"), 4)

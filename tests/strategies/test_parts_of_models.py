@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from itertools import pairwise
+from itertools import accumulate, combinations, pairwise
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 from torch import nn
 
 from scalebench.errors import ModelError, StudyError
@@ -47,10 +49,11 @@ CASES = [
     ({"hybrid": {"tensor": 2}}, 4, 1, 4),
     ({"hybrid": {"data": 2, "tensor": 2, "schedule": "gpipe", "micro_batches": 2}}, 8, 2, 2),
     ({"hybrid": {"data": 2, "pipeline": 1, "tensor": 2}}, 4, 2, 1),
+    ({"pipeline": {"stages": 3, "balance": "times"}}, 3, 1, 4),
 ]
 ON_RANKS = {  # by place in CASES
     "mlp": [1, 2, 5, 10],
-    "convolutional": [3, 6, 8, 13],
+    "convolutional": [3, 6, 8, 13, 14],
     "transformer": [2, 8, 11],
 }
 WITHIN = ["allreduce", {"local_sgd": {"steps": 3, "optimizer_state": "average"}}, {"slowmo": {"steps": 4}}]
@@ -67,7 +70,7 @@ def balanced(strategy, model):
     if isinstance(strategy, str) or model == "mlp":
         return strategy
     ((name, options),) = strategy.items()
-    return {name: {**options, "balance": [1, 1, 3]}} if "balance" in options else strategy
+    return {name: {**options, "balance": [1, 1, 3]}} if isinstance(options.get("balance"), list) else strategy
 
 
 @pytest.mark.parametrize("model", MODELS)
@@ -195,6 +198,18 @@ def test_1f1b_keeps_as_many_forwards_ahead_as_stages_follow():
     assert moves(pipeline, 2, 3, 4) == "F0 B0 F1 B1 F2 B2 F3 B3"
 
 
+@given(st.lists(st.integers(1, 50), min_size=2, max_size=9), st.data())
+def test_a_cut_by_times_has_the_fastest_slowest_stage(work, data):
+    stages = data.draw(st.integers(2, len(work)))
+    cuts = [[0, *inner, len(work)] for inner in combinations(range(1, len(work)), stages - 1)]
+    least = min(max(sum(work[first:last]) for first, last in pairwise(cut)) for cut in cuts)
+    options = {"stages": stages, "micro_batches": stages, "balance": "times"}
+    sizes = registry.create("pipeline", options).place(work, stages)
+    assert (len(sizes), sum(sizes), min(sizes) > 0) == (stages, len(work), True)
+    ends = [0, *accumulate(sizes)]
+    assert max(sum(work[first:last]) for first, last in pairwise(ends)) == least
+
+
 def test_gpipe_makes_all_forwards_first():
     gpipe = "pipeline", {"micro_batches": 3, "schedule": "gpipe"}
     assert moves(gpipe, 0, 2, 3) == moves(gpipe, 1, 2, 3) == "F0 F1 F2 B0 B1 B2"
@@ -273,7 +288,12 @@ def test_options_that_contradict_each_other_are_refused(options, said):
 
 def layers(*widths):
     model = nn.Sequential(*(nn.Linear(before, after) for before, after in pairwise(widths)))
-    return replace(setting(4), layers=layers_of(model, "mine"))
+    return cut_into(layers_of(model, "mine"))
+
+
+def cut_into(found):
+    """Return the setting of a model of these layers, which take equally long."""
+    return replace(setting(4), layers=found, layer_work=[1.0] * len(found))
 
 
 @pytest.mark.parametrize(
@@ -298,7 +318,7 @@ def test_norms_of_layers_and_dropout_do_not_go_with_shares():
         registry.create("tensor", {}).check(lamb)
     model = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4), nn.Dropout(0.1), nn.Linear(4, 4))
     with pytest.raises(ModelError, match=r"dropout of 0\.1"):
-        registry.create("tensor", {}).check(replace(setting(4), layers=layers_of(model, "mine")))
+        registry.create("tensor", {}).check(cut_into(layers_of(model, "mine")))
 
 
 @pytest.mark.parametrize(
