@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from functools import cached_property
+from itertools import pairwise
 from typing import NamedTuple
 
 import numpy as np
@@ -18,6 +19,8 @@ from scalebench.cluster.mesh import Mesh
 from scalebench.errors import ModelError
 from scalebench.models.layers import LayerTable
 from scalebench.models.parts import LayerFacts, bounds_of
+from scalebench.pricing.schedule import Kept
+from scalebench.strategies.base import Recompute
 from scalebench.training.stage import SegmentFacts, StageFacts
 
 Floats = NDArray[np.float64]
@@ -36,12 +39,12 @@ class Rows(NamedTuple):
 
 
 class HeldRows(NamedTuple):
-    """What a worker holds: its stage and segments, its parameters, and elements of a sample kept for backward."""
+    """What a worker holds: its stage and segments, its parameters, and what it keeps for the backward pass."""
 
     stage: StageFacts
     segments: list[SegmentFacts]
     parameters: int
-    kept: float
+    kept: Kept
 
 
 class TableCut:
@@ -98,8 +101,10 @@ class TableCut:
         """Seconds of both passes of each layer."""
         return [float(self._both[layer.first : layer.last].sum()) for layer in self.layers]
 
-    def held(self, sizes: Sequence[int], mesh: Mesh, part: int) -> HeldRows:
+    def held(self, sizes: Sequence[int], mesh: Mesh, part: int, recompute: Recompute = "none") -> HeldRows:
         """Return what the worker with a part of a model holds, of `sizes` layers by stage.
+
+        It gives up the activations that `recompute` names, between forward and backward pass.
 
         Raises:
             ModelError: a layer cannot be divided among the workers of a stage.
@@ -107,23 +112,34 @@ class TableCut:
         rows = self.table.layers
         stage = StageFacts.of(self.facts, (rows[0].inputs,), sizes, mesh.stage_of(part))
         first, last = bounds_of(sizes)[stage.stage]
-        needed, parameters, kept = not stage.is_first, 0, 0.0
-        segments = []
-        for begin, end, divided in self._segments(self.layers[first:last], mesh.tensor):
+        needed, parameters = not stage.is_first, 0
+        segments: list[SegmentFacts] = []
+        kept: list[float] = []  # by segment
+        for begin, end, divided in self._segments(self.layers[first:last], mesh.tensor, recompute == "layer"):
             degree = mesh.tensor if divided else 1
             for row in rows[begin:end]:
                 parameters += -(-row.parameters // degree)
-            kept += sum(row.kept for row in rows[begin : end - 1]) / degree + rows[end - 1].kept
+            kept.append(sum(row.kept for row in rows[begin : end - 1]) / degree + rows[end - 1].kept)
             work = self._forward[begin:end].sum() / degree, self._backward[begin:end].sum() / degree
             segments.append(SegmentFacts(divided, (rows[begin].inputs,), (rows[end - 1].activations,), *work, needed))
             needed = needed or any(row.parameters for row in rows[begin:end])
-        return HeldRows(stage, segments, parameters, kept)
+        taken = [float(segment.takes[0]) for segment in segments]
+        of_each = {
+            "none": Kept(sum(kept), 0.0),
+            "layer": Kept(sum(taken), max(kept)),
+            "all": Kept(taken[0], sum(kept)),
+        }
+        return HeldRows(stage, segments, parameters, of_each[recompute])
 
-    def _segments(self, layers: Sequence[Rows], degree: int) -> Iterator[tuple[int, int, bool]]:
-        """Yield first row, end and whether it is divided of each segment of consecutive layers."""
+    def _segments(self, layers: Sequence[Rows], degree: int, by_layer: bool) -> Iterator[tuple[int, int, bool]]:
+        """Yield first row, end and whether it is divided of each segment of consecutive layers.
+
+        Of whole layers that is all of them, or each (`by_layer`).
+        """
         begin = layers[0].first
         if degree == 1:
-            yield begin, layers[-1].last, False
+            borders = [begin, *(layer.last for layer in layers if by_layer or layer is layers[-1])]
+            yield from ((first, last, False) for first, last in pairwise(borders))
             return
         divided = False
         for first, end in self._pairs(layers, degree):

@@ -8,14 +8,14 @@ from dataclasses import replace
 from itertools import accumulate
 from typing import TYPE_CHECKING, ClassVar, Literal
 
-from pydantic import PositiveInt
+from pydantic import Field, PositiveInt
 
 from scalebench.cluster.mesh import Mesh
 from scalebench.comm.base import Capability
 from scalebench.errors import StudyError
 from scalebench.strategies import registry
 from scalebench.strategies.allreduce import Allreduce
-from scalebench.strategies.base import Batch, Move, Setting, Strategy, Synchronisation, Worker
+from scalebench.strategies.base import Batch, Move, Recompute, Setting, Strategy, Synchronisation, Worker
 from scalebench.strategies.traits import Traits
 from scalebench.study.spec import BY_LAYER, Study
 
@@ -109,6 +109,12 @@ class PartsOfModel(Strategy):
     engines: ClassVar[tuple[str, ...]] = ("mpi", "gloo", "nccl")
     name: ClassVar[str]
 
+    recompute: Recompute = Field(
+        "none",
+        description="activations that are given up after a forward pass and computed again before the backward pass: "
+        "none, those inside layers, or all but the input of a stage",
+    )
+
     @property
     def rule(self) -> Strategy:
         """The strategy of the replicas, for each part."""
@@ -135,7 +141,7 @@ class PartsOfModel(Strategy):
     def setup(self, worker: Worker) -> None:
         if worker.mesh.parts > 1:
             sizes = self.place(worker.layer_work, worker.mesh.pipeline)
-            worker.take(sizes, self.order, self.pieces())
+            worker.take(sizes, self.order, self.pieces(), self.recompute)
         self.rule.setup(worker)
 
     def warm_up(self, worker: Worker, batch: Batch) -> None:

@@ -183,6 +183,8 @@ def cuttable() -> Predictor:
         ("pipeline: {schedule: gpipe, balance: [2, 4]}", 2),
         ("tensor: {degree: 4}", 8),
         ("hybrid: {tensor: 2, micro_batches: 2, within: {local_sgd: {steps: 4}}}", 8),
+        ("pipeline: {stages: 3, micro_batches: 8, recompute: all}", 6),
+        ("hybrid: {tensor: 2, recompute: layer}", 4),
         ("fsdp: {shard: 1}", 4),
         ("fsdp", 16),
     ],
@@ -232,6 +234,21 @@ def test_a_cut_by_times_shortens_a_step():
         found[balance] = float(own.times(component, 3, [Case(own.platform, 16)]).time[0])
     assert [each.part.stage.last for each in own.schedules(component, 3)] == [3, 4, 6]
     assert found["times"] < 0.8 * found["even"]
+
+
+def test_recomputation_takes_another_forward_pass_and_keeps_less():
+    own, compute, memory = cuttable(), [], []
+    for recompute in ("none", "layer", "all"):
+        component = Component(name="pipeline", options={"schedule": "gpipe", "recompute": recompute})
+        compute.append(float(own.times(component, 2, [Case(own.platform, 16)]).compute[0]))
+        memory.append(memory_of(own, component, 2))
+    none, *again = compute  # a third of a step is the forward pass
+    assert again == pytest.approx([none * 4 / 3] * 2, rel=1e-12)
+    # Elements of samples: of the first stage 2 (64 + 128 + 256) are kept; of the second one its inputs 256 + 128 + 64
+    # and 2 x 128 of a layer, or its input 256 and 2 (128 + 64 + 32).
+    kept = [16 * 896, 16 * 448 + 4 * 256, 16 * 256 + 4 * 448]
+    assert [each.activations for each in memory] == [4 * elements for elements in kept]
+    assert max(each.parameters for each in memory) - min(each.parameters for each in memory) == 4 * 224
 
 
 def test_memory_of_parts_is_that_of_the_fullest_worker():

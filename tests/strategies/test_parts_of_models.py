@@ -50,11 +50,15 @@ CASES = [
     ({"hybrid": {"data": 2, "tensor": 2, "schedule": "gpipe", "micro_batches": 2}}, 8, 2, 2),
     ({"hybrid": {"data": 2, "pipeline": 1, "tensor": 2}}, 4, 2, 1),
     ({"pipeline": {"stages": 3, "balance": "times"}}, 3, 1, 4),
+    ({"pipeline": {"schedule": "gpipe", "recompute": "layer"}}, 2, 1, 4),
+    ({"pipeline": {"stages": 3, "recompute": "all"}}, 6, 2, 4),
+    ({"hybrid": {"tensor": 2, "micro_batches": 2, "recompute": "layer"}}, 4, 1, 2),
+    ({"tensor": {"recompute": "all"}}, 2, 1, 1),
 ]
 ON_RANKS = {  # by place in CASES
     "mlp": [1, 2, 5, 10],
-    "convolutional": [3, 6, 8, 13, 14],
-    "transformer": [2, 8, 11],
+    "convolutional": [3, 6, 8, 13, 14, 15],
+    "transformer": [2, 8, 11, 17],
 }
 WITHIN = ["allreduce", {"local_sgd": {"steps": 3, "optimizer_state": "average"}}, {"slowmo": {"steps": 4}}]
 WITHIN += [{"diloco": {"steps": 4}}, {"daso-heat": {"devices_per_node": 1, "warm_up_epochs": 1, "cool_down_epochs": 0}}]
@@ -84,6 +88,25 @@ def test_parts_train_as_whole_models_in_the_same_micro_batches(
     torch.testing.assert_close(weights["final"], expected, **EXACT)
     assert [len(worker.epochs) for worker in outcome.workers] == [2] * workers
     assert outcome.facts.parameters == len(expected)
+
+
+def drawing(input_shape, outputs):
+    """Statistics of batches, and dropout, which draws numbers."""
+    first = nn.Sequential(nn.Flatten(), nn.Linear(64, 8), nn.BatchNorm1d(8), nn.ReLU())
+    return nn.Sequential(first, nn.Dropout(0.5), nn.Linear(8, 8), nn.Dropout(0.5), nn.Linear(8, outputs))
+
+
+@pytest.mark.parametrize("recompute", ["layer", "all"])
+def test_what_is_computed_again_draws_the_same_numbers_and_counts_once(play, patterns, recompute):
+    """Weights and metrics, of running statistics, bit for bit."""
+    found = []
+    for kept in ("none", recompute):
+        options = {"micro_batches": 2, "recompute": kept, "schedule": "gpipe"}
+        outcome, weights = play({"pipeline": options}, 2, data=patterns, model=f"{__file__}:drawing", epochs=3)
+        found.append((weights["final"], [each.metric for each in outcome.evaluations]))
+    (kept, metrics), (again, metrics_again) = found
+    assert torch.equal(kept, again)
+    assert metrics == metrics_again
 
 
 def test_the_last_batch_may_have_fewer_samples_than_micro_batches(play, make_run, patterns):
