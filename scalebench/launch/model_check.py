@@ -14,6 +14,7 @@ from scalebench.launch.planning import StudyPlan, cuts_model
 from scalebench.launch.sweep import strategy_warnings
 from scalebench.launch.traffic import schedules_of
 from scalebench.models.registry import build_model
+from scalebench.pricing.table_cut import cut_of
 from scalebench.strategies import registry
 from scalebench.study.spec import Run, Study
 from scalebench.system.memory import usable_memory_mib
@@ -51,8 +52,13 @@ def look_at_model(plan: StudyPlan) -> list[str]:
         load_weights(study.init_weights, parameters)
     without_gradient, notes = _tried(plan, model)
     divided = any(cuts_model(run) for run in plan.sweep.runs)
-    layers = require_cut(model, str(study.model), dataset.input_shape) if divided else None
-    facts = facts_of(layers, torch.zeros(_TRIED, *dataset.input_shape, dtype=dtype)) if layers else []
+    cut, layers, layer_work = cut_of(study.model), None, None
+    if divided and cut is not None:
+        layer_work = cut.work
+    elif divided:
+        layers = require_cut(model, str(study.model), dataset.input_shape)
+        sample = torch.zeros(_TRIED, *dataset.input_shape, dtype=dtype)
+        layer_work = [each.work for each in facts_of(layers, sample)]
     strategy_warnings(
         study,
         plan.sweep.runs,
@@ -61,7 +67,7 @@ def look_at_model(plan: StudyPlan) -> list[str]:
         shapes=shapes,
         without_gradient=without_gradient,
         layers=layers,
-        layer_work=[each.work for each in facts] or None,
+        layer_work=layer_work,
     )
     if any(buffer.is_floating_point() for buffer in model.buffers()):
         notes += local_statistics(study)

@@ -73,7 +73,7 @@ def worker_memory(
     strategy's.
     """
     if schedule is not None and schedule.part is not None:
-        return _of_part(layers, batch, dtype, optimizer_states, schedule.part, kept_in)
+        return part_memory(layers, batch, dtype, optimizer_states, schedule.part, kept_in)
     vector = layers.parameters * ELEMENT_BYTES[dtype]
     held = schedule.memory_bytes - (2 + optimizer_states) * vector if schedule else 0
     return WorkerMemory(
@@ -87,7 +87,7 @@ def worker_memory(
     )
 
 
-def _of_part(
+def part_memory(
     layers: LayerTable, batch: int, dtype: str, optimizer_states: int, part: PartMemory, kept_in: str
 ) -> WorkerMemory:
     """Return the memory of a worker that holds a part of the model, or shards of it.

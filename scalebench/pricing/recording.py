@@ -27,7 +27,7 @@ from scalebench.models.registry import build_model
 from scalebench.models.sharding import held_by
 from scalebench.pricing.recorders import RecordingClock, RecordingCommunicator, RecordingServer, RecordingShared
 from scalebench.pricing.schedule import Event, Kept, PartMemory, RankGroups, Schedule
-from scalebench.pricing.table_cut import TableCut
+from scalebench.pricing.table_cut import TableCut, cut_of
 from scalebench.strategies.base import Batch, Recompute, Strategy, UnitRule
 from scalebench.study.spec import Component, Run, Training
 from scalebench.system.clock import Clock, Task
@@ -81,9 +81,10 @@ def record_each(
     """Yield the schedules of `record`, each recorded when it is asked for.
 
     Recordings of one strategy that are given `everyone` share its divisions into groups. The layers of `model` are
-    those of `cut`, if it is given.
+    those of `cut`, if it is given, or of the layer table that the run names in place of a model.
     """
     everyone = everyone or RankGroups.of_all(run.workers)
+    cut = cut or cut_of(run.model)
     # Recorded once for the workers that take the same batches, where their rank is not read.
     alike: dict[object, Schedule] = {}
     mesh = strategy.traits.mesh(run.workers)
@@ -267,9 +268,7 @@ class RecordingWorker:
     def layer_work(self) -> Sequence[float]:
         return [each.work for each in self._facts] if self._cut is None else self._cut.work
 
-    def take(
-        self, sizes: Sequence[int], order: Order, micro_batches: int, recompute: Recompute = "none"
-    ) -> None:
+    def take(self, sizes: Sequence[int], order: Order, micro_batches: int, recompute: Recompute = "none") -> None:
         mesh, replica, tensor = self.mesh, self.replica, self.mesh.tensor
         whole = self.parameters.numel()
         if self._cut is not None:

@@ -13,6 +13,7 @@ from scalebench.cluster.engine_costs import EngineCost, EngineCosts
 from scalebench.cluster.load import load_cluster
 from scalebench.errors import ModelError, StudyError
 from scalebench.models.layer_counting import count_model
+from scalebench.models.layer_files import load_layers
 from scalebench.models.layers import Layer, LayerTable
 from scalebench.models.registry import build_model
 from scalebench.pricing.calibration_file import Calibration, Trained, read_calibration
@@ -180,11 +181,9 @@ def cuttable() -> Predictor:
     [
         ("model_parallel", 8),
         ("pipeline: {stages: 4, micro_batches: 8}", 16),
-        ("pipeline: {schedule: gpipe, balance: [2, 4]}", 2),
+        ("pipeline: {schedule: gpipe, balance: [2, 4], recompute: all}", 2),
         ("tensor: {degree: 4}", 8),
-        ("hybrid: {tensor: 2, micro_batches: 2, within: {local_sgd: {steps: 4}}}", 8),
-        ("pipeline: {stages: 3, micro_batches: 8, recompute: all}", 6),
-        ("hybrid: {tensor: 2, recompute: layer}", 4),
+        ("hybrid: {tensor: 2, micro_batches: 2, recompute: layer, within: {local_sgd: {steps: 4}}}", 8),
         ("fsdp: {shard: 1}", 4),
         ("fsdp", 16),
     ],
@@ -199,7 +198,7 @@ def test_parts_of_a_model_are_predicted_as_every_step_is_priced(strategy, worker
     assert batch == 16
     run = own._run(component, workers, 6)
     plan = EvenPlan(mesh.data, steps, 16)
-    schedules = list(record_each(run, program, plan, own._model, 4, cut=own._cut(16 / pieces)))
+    schedules = list(record_each(run, program, plan, own._model, 4, cut=own.cut(16 / pieces)))
     table = step_table(own.platform.device, own.workload.layers, sorted({16, 16 // pieces}))
     charges = Charges(own._costs_on(own.platform, "mpi"), [StepTimes(table, repetition=None)], np.ones(workers))
     (whole,) = price(schedules, charges)
@@ -249,6 +248,16 @@ def test_recomputation_takes_another_forward_pass_and_keeps_less():
     kept = [16 * 896, 16 * 448 + 4 * 256, 16 * 256 + 4 * 448]
     assert [each.activations for each in memory] == [4 * elements for elements in kept]
     assert max(each.parameters for each in memory) - min(each.parameters for each in memory) == 4 * 224
+
+
+def test_attention_in_a_table_is_divided_by_heads():
+    platform = Platform(load_cluster("juwels-booster"), Stated(1e-3, 16))
+    own = Predictor(Workload(load_layers("vit_b16"), 1600, 1, 16), platform)
+    own.times(Component(name="tensor", options={"degree": 4}), 4, [Case(platform, 16)])
+    with pytest.raises(
+        ModelError, match=r"bmm cannot be shared by 8 workers, as 8 does not divide its number of heads 12"
+    ):
+        own.times(Component(name="tensor", options={"degree": 8}), 8, [Case(platform, 16)])
 
 
 def test_memory_of_parts_is_that_of_the_fullest_worker():
