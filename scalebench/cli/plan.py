@@ -13,7 +13,7 @@ import rich_click as click
 from scalebench.cli.options import NEW_FILE, all_of, verbosity_options
 from scalebench.cli.platform_options import layout_options, predictor_of
 from scalebench.errors import writing
-from scalebench.formatting import digits, seconds, share
+from scalebench.formatting import counted, digits, seconds, share
 
 if TYPE_CHECKING:
     from scalebench.cli.terminal_table import TerminalTable
@@ -72,7 +72,7 @@ def _answer(planner: Planner, found: Plan) -> Iterator[str]:
     where = f"{planner.devices:,} {planner.predictor.platform.device.name}"
     line = (
         f"{workload.layers.name} on {where} at a global batch of {planner.batch:,}: {best.layout.strategy} is the "
-        f"fastest of {found.tried} layouts, {seconds(best.step_s)} a step and {_gib(best.memory.total)} a worker"
+        f"fastest of {counted(found.tried, 'layout')}, {seconds(best.step_s)} a step and {_gib(best.memory.total)} a worker"
     )
     if len(found.steps) > 1:
         second = found.steps[1]
@@ -109,12 +109,14 @@ def _table(planner: Planner, found: Plan) -> TerminalTable:
     from scalebench.cli.terminal_table import TableColumn, TerminalTable
     from scalebench.pricing.decision import seconds_span
 
+    again = any("recompute" in step.layout.strategy.options for step in found.steps)
     columns = [
         TableColumn("layout", left=True),
         TableColumn("data"),
         TableColumn("stages"),
         TableColumn("tensor"),
         TableColumn("micro-batches", spare=2),
+        *([TableColumn("computed again")] if again else []),
         TableColumn("step"),
         TableColumn("speedup", spare=1),
         TableColumn("compute", spare=4),
@@ -124,11 +126,13 @@ def _table(planner: Planner, found: Plan) -> TerminalTable:
     ]
 
     def row(step: Step) -> list[str]:
-        mesh = step.layout.mesh
+        mesh, options = step.layout.mesh, step.layout.strategy.options
+        shard = f" shard {options['shard']}" if "shard" in options else ""
         return [
-            str(step.layout.strategy),
+            f"{step.layout.strategy.name}{shard}",
             *(f"{each:,}" for each in (mesh.data, mesh.pipeline, mesh.tensor)),
             f"{step.layout.micro_batches:,}" if mesh.pipeline > 1 else "-",
+            *([str(options.get("recompute", "-"))] if again else []),
             seconds_span(step.step_s, step.low_s, step.high_s),
             digits(found.alone_s / step.step_s),
             seconds(step.compute_s),

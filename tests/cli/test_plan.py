@@ -27,9 +27,10 @@ def test_one_sentence_answers_and_each_kind_has_a_row(invoke):
 
 
 def test_a_memory_cap_computes_again_or_is_refused(invoke):
-    said = invoke(*VIT, "--devices", 4, "--batch", 256, "--memory", "4GiB")
-    assert "do not fit into 4 GiB" in said
+    said = invoke(*VIT, "--devices", 4, "--batch", 256, "--memory", "1.2GiB")
+    assert "do not fit into 1.2 GiB" in said
     assert "recompute=" in said
+    assert "computed again" in said
     refused = invoke(*VIT, "--devices", 4, "--batch", 256, "--memory", "0.2", code=2)
     assert re.search(r"--memory: no layout on 4 devices fits into 0.2 GiB: the least is \S+ GiB a worker, by ", refused)
     invoke(*VIT, "--devices", 4, "--batch", 256, "--memory", "4GB", code=2)
