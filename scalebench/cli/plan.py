@@ -16,11 +16,15 @@ from scalebench.errors import writing
 from scalebench.formatting import counted, digits, seconds, share
 
 if TYPE_CHECKING:
+    from torch import nn
+
     from scalebench.cli.terminal_table import TerminalTable
     from scalebench.pricing.layouts import Plan, Planner, Step
+    from scalebench.pricing.prediction import Predictor
     from scalebench.study.spec import Component
 
-_GIB = 2**30
+_GIB, _MIB = 2**30, 2**20
+_OUTPUTS = 1000  # of an own model, as its layers are counted
 _STEPS = 16  # of the epoch of a written study
 _FEWEST_TESTED, _IMAGES = 64, 3  # samples; axes
 _WHOLE = {"samples": None, "epochs": 1, "epoch_overhead": 0.0}  # one step is planned
@@ -58,12 +62,29 @@ def plan(model: str | None, devices: int, batch: int, study: Path | None, **flag
     from scalebench.cli.terminal_table import print_results
     from scalebench.pricing.layouts import Planner
 
-    planner = Planner(predictor_of(model, flags | {"batch": None, "batch_global": batch} | _WHOLE), devices)
+    predictor = predictor_of(model, flags | {"batch": None, "batch_global": batch} | _WHOLE)
+    planner = Planner(predictor, devices, _module(model or "", predictor))
     found = planner.plan()
     print_results(*_answer(planner, found), _table(planner, found), *_stages(planner, found))
     if study is not None:
         _write(study, model or "", planner, found, flags)
     return 0
+
+
+def _module(model: str, predictor: Predictor) -> nn.Module | None:
+    """Return the module of the model, without memory; None for a layer table."""
+    import torch
+
+    from scalebench.models.registry import build_model, build_own, is_own
+
+    workload = predictor.workload
+    if (own := workload.trained) is not None:
+        dtype = getattr(torch, workload.dtype)
+        return build_model(own.model, own.input_shape, own.outputs, own.task, dtype, 0).to("meta")
+    if not is_own(model):
+        return None
+    with torch.device("meta"):
+        return build_own(model, {}, workload.layers.input_shape, _OUTPUTS)
 
 
 def _answer(planner: Planner, found: Plan) -> Iterator[str]:
@@ -72,7 +93,8 @@ def _answer(planner: Planner, found: Plan) -> Iterator[str]:
     where = f"{planner.devices:,} {planner.predictor.platform.device.name}"
     line = (
         f"{workload.layers.name} on {where} at a global batch of {planner.batch:,}: {best.layout.strategy} is the "
-        f"fastest of {counted(found.tried, 'layout')}, {seconds(best.step_s)} a step and {_gib(best.memory.total)} a worker"
+        f"fastest of {counted(found.tried, 'layout')}, {seconds(best.step_s)} a step and "
+        f"{_gib(best.memory.total)} a worker"
     )
     if len(found.steps) > 1:
         second = found.steps[1]
@@ -150,6 +172,8 @@ def _table(planner: Planner, found: Plan) -> TerminalTable:
             f"{len(found.unfitting)} of {found.tried} layouts do not fit into {platform.memory_gib:g} GiB; the "
             f"smallest of these, {least[1]}, needs {_gib(least[0])} a worker"
         )
+    if planner.uncut:
+        notes.append(f"layouts that divide the model are left out: {planner.uncut}")
     return TerminalTable(title, columns, [row(step) for step in found.steps], notes)
 
 
@@ -177,12 +201,14 @@ def _stages(planner: Planner, found: Plan) -> Iterator[TerminalTable]:
 
 
 def _gib(nbytes: int) -> str:
-    return f"{digits(nbytes / _GIB)} GiB"
+    return f"{digits(nbytes / _GIB)} GiB" if nbytes >= _GIB / 10 else f"{digits(nbytes / _MIB)} MiB"
 
 
 def _write(path: Path, model: str, planner: Planner, found: Plan, flags: dict[str, Any]) -> None:
     """Write a study with the best layout of each kind, and serial, on data that are made for it."""
     import yaml
+
+    from scalebench.models.registry import is_own
 
     workload, platform = planner.predictor.workload, planner.predictor.platform
     content: dict[str, Any] = {
@@ -199,7 +225,7 @@ def _write(path: Path, model: str, planner: Planner, found: Plan, flags: dict[st
         "cluster": flags["cluster"] or "this-machine",
     }
     data: dict[str, Any] = {"n_train": _STEPS * planner.batch, "n_test": max(_FEWEST_TESTED, planner.batch)}
-    if workload.trained is not None or ".py:" in model:
+    if workload.trained is not None or is_own(model):
         own = workload.trained
         shape = list(own.input_shape if own else workload.layers.input_shape)
         data |= {"shape": shape, **({"kind": "images"} if len(shape) == _IMAGES else {})}

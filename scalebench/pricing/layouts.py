@@ -12,9 +12,13 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import NamedTuple, NoReturn, cast
 
+import torch
+from torch import nn
+
 from scalebench.cluster.mesh import Mesh
-from scalebench.errors import ModelError, UsageError
+from scalebench.errors import ModelError, StudyError, UsageError
 from scalebench.models.layers import ELEMENT_BYTES
+from scalebench.models.parts import Layer, facts_of, layers_of
 from scalebench.pricing.memory import WorkerMemory, part_memory
 from scalebench.pricing.prediction import SERIAL, Case, Predictor, optimizer_states
 from scalebench.pricing.schedule import PartMemory
@@ -89,15 +93,34 @@ class Plan:
 
 
 class Planner:
-    """Prices the layouts of one step of a workload, whose batch is that of all devices."""
+    """Prices the layouts of one step of a workload, whose batch is that of all devices.
 
-    def __init__(self, predictor: Predictor, devices: int) -> None:
+    Layouts that `model` cannot be divided into are left out, where the workload is of a module on torch's meta device;
+    all that divide it if it cannot be cut, `uncut` says why.
+    """
+
+    def __init__(self, predictor: Predictor, devices: int, model: nn.Module | None = None) -> None:
         workload = replace(predictor.workload, samples=predictor.workload.batch, epochs=1, in_all=True)
         self.predictor = Predictor(workload, predictor.platform)
         self.devices, self.batch = devices, workload.batch
         self._priced: dict[str, Step] = {}
         self._held: dict[object, HeldRows] = {}
         self._shareable: dict[int, bool] = {}
+        self._layers: list[Layer] = []  # of the module
+        self._work: list[float] = []  # of a step in each of them
+        self.uncut = ""
+        if model is not None:
+            self._cut_into_layers(model)
+
+    def _cut_into_layers(self, model: nn.Module) -> None:
+        layers = self.predictor.workload.layers
+        try:
+            self._layers = layers_of(model, layers.name)
+        except ModelError as error:
+            self.uncut = str(error)
+            return
+        sample = torch.empty(2, *layers.input_shape, device="meta", dtype=next(model.parameters()).dtype)
+        self._work = [each.work for each in facts_of(self._layers, sample)]
 
     # --- layouts ------------------------------------------------------------------------------------------------
 
@@ -107,7 +130,10 @@ class Planner:
         found = []
         if self.batch >= self.devices:
             found = [Layout("data", DATA, Mesh(self.devices))]
-            found += [Layout(str(each), each, Mesh(self.devices)) for each in SHARDED] if self.devices > 1 else []
+            sharded = SHARDED[:1] if self.uncut else SHARDED  # the whole model, or layers
+            found += [Layout(str(each), each, Mesh(self.devices)) for each in sharded] if self.devices > 1 else []
+        if self.uncut:
+            return found
         for mesh, pieces in _divisions(self.devices, self.batch, len(self._cut(1).layers)):
             if self._is_shareable(mesh.tensor) and (layout := self._in_parts(mesh, pieces)) is not None:
                 found.append(layout)
@@ -195,7 +221,10 @@ class Planner:
         try:
             for stage in range(layout.mesh.pipeline):
                 self._held_by(layout, stage)
-        except ModelError:
+            if self._layers:
+                strategy = self._strategy(layout)
+                strategy.require_shares(self._layers, strategy.sizes_of(self._work, layout.mesh), layout.mesh)
+        except (ModelError, StudyError):
             return False
         return True
 

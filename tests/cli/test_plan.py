@@ -59,3 +59,41 @@ def test_the_written_study_runs(invoke, tmp_path, monkeypatch, table):
     meshes = runs[["data_parallel", "pipeline_parallel", "tensor_parallel"]]
     assert set(meshes.prod(axis=1)) == {1, 4}
     assert set(runs["batch_global"]) == {32}
+
+
+NET = """
+from torch import nn
+
+class Residual(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.inner = nn.Linear(16, 16)
+
+    def forward(self, x):
+        return x + self.inner(x)
+
+def build(input_shape, outputs):
+    return nn.Sequential(Residual(), Residual(), nn.Linear(16, outputs))
+
+class Uncut(nn.Module):
+    def __init__(self, input_shape, outputs):
+        super().__init__()
+        self.first, self.second = nn.Linear(16, 16), nn.Linear(16, outputs)
+
+    def forward(self, x):
+        return self.second(self.first(x))
+"""
+
+
+def test_layouts_of_an_own_model_are_those_that_it_can_be_divided_into(invoke, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "net.py").write_text(NET)
+    place = ("--input", "16", "--step-time", 0.01, "--cluster", "juwels-booster", "--devices", 2, "--batch", 32)
+    rows = invoke("plan", "net.py:build", *place).splitlines()
+    assert any(row.startswith("tensor ") for row in rows)
+    assert any(row.startswith("pipeline ") for row in rows)
+    rows = invoke("plan", "net.py:build", *place[:-4], "--devices", 4, "--batch", 32).splitlines()
+    assert not any(row.startswith("hybrid ") for row in rows), "the first stage has nothing that torch modules share"
+    said = invoke("plan", "net.py:Uncut", *place)
+    assert re.search(r"layouts that divide the model are left out: model net.py:Uncut: Uncut cannot be cut", said)
+    assert not re.search(r"^(tensor|pipeline|fsdp shard 2)", said, re.MULTILINE)
