@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cache, cached_property
 from typing import NamedTuple, NoReturn, cast
 
 import torch
@@ -104,6 +104,7 @@ class Planner:
         self.predictor = Predictor(workload, predictor.platform)
         self.devices, self.batch = devices, workload.batch
         self._priced: dict[str, Step] = {}
+        self._sizes: dict[tuple[int, int], Sequence[int]] = {}  # layers by stage, of a cut into so many stages
         self._held: dict[object, HeldRows] = {}
         self._shareable: dict[int, bool] = {}
         self._layers: list[Layer] = []  # of the module
@@ -232,8 +233,9 @@ class Planner:
         strategy, cut, mesh = self._strategy(layout), self._cut_of(layout), layout.mesh
         key = (id(cut), mesh.pipeline, mesh.tensor, stage, strategy.recompute)
         if key not in self._held:
-            sizes = strategy.place(cut.work, mesh.pipeline)
-            self._held[key] = cut.held(sizes, mesh, stage * mesh.tensor, strategy.recompute)
+            if key[:2] not in self._sizes:
+                self._sizes[key[:2]] = strategy.place(cut.work, mesh.pipeline)
+            self._held[key] = cut.held(self._sizes[key[:2]], mesh, stage * mesh.tensor, strategy.recompute)
         return self._held[key]
 
     # --- times --------------------------------------------------------------------------------------------------
@@ -414,6 +416,7 @@ def _most_kept(moves: Iterable[Move]) -> int:
     return most
 
 
+@cache
 def _divisors(number: int) -> list[int]:
     """Return the divisors of a number in ascending order."""
     return [each for each in range(1, number + 1) if number % each == 0]
