@@ -47,6 +47,7 @@ GROUPS = {  # heading in `--help` -> name of a command -> its line there; the mo
     },
     "Predict": {
         "predict": "Predict times on other machines, or with other numbers.",
+        "plan": "Plan how to divide a training among devices.",
     },
     "Share": {
         "export": "Write a study as JSON, as Parquet, or for MLflow.",

@@ -21,17 +21,30 @@ if TYPE_CHECKING:
     from scalebench.pricing.platform import Platform
     from scalebench.pricing.prediction import Predictor, Workload
 
+
+class _Gib(Number):
+    """A number of GiB, with or without the unit."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        if isinstance(value, str):
+            value = value.removesuffix("GiB").strip()
+        return super().convert(value, param, ctx)
+
+
 _JITTER = 0.03  # of published base rows five had 0.3 to 3.5 %
 _SAMPLES = 1_281_167  # ImageNet's training images
 _COUNT = click.IntRange(min=1)
 POSITIVE = Number(min=0, min_open=True)
 _DTYPES = click.Choice([*DTYPE.choices, "tf32", "bf16-mixed"])
 _SHARE, _SECONDS = Number(min=0, max=10), Number(min=0, max=1e9)
+_GIB = _Gib(min=0, min_open=True)
 
-platform_options = all_of(  # of model, workload and platform; read with `predictor_of`
+_MODEL = (
     click.argument("model", required=False),
     click.option("--layers", metavar="FILE.csv", help="Layer table of your own, in place of MODEL's."),
     click.option("--input", "input_shape", metavar="CxHxW", help="Shape of a sample, for file.py:factory."),
+)
+_PLACE = (
     click.option(
         "--cluster", metavar="NAME|FILE", help="Nodes and links.  [default, with --calibration: this-machine]"
     ),
@@ -58,24 +71,29 @@ platform_options = all_of(  # of model, workload and platform; read with `predic
         help="Of parameters, gradients and products; tf32 and bf16-mixed: of products, beside float32.  "
         "[default: float32]",
     ),
-    click.option(
-        "--batch", type=_COUNT, metavar="N", help="Samples of a worker's batch.  [default: 64, or the largest measured]"
-    ),
-    click.option("--batch-global", type=_COUNT, metavar="N", help="Samples of a step of all workers, in its place."),
-    click.option("--samples", type=_COUNT, help="Training samples.  [default: ImageNet's, or the measured data's]"),
-    click.option("--epochs", type=_COUNT, default=90, show_default=True, help="Epochs."),
     click.option("--optimizer", metavar="NAME", help="For its memory.  [default: SGD with momentum]"),
     click.option("--collective", default="auto", show_default=True, help="Allreduce: ring, tree, nccl, ..."),
     click.option("--input-rate", type=POSITIVE, metavar="SAMPLES/S", help="Input pipeline of a worker."),
-    click.option("--epoch-overhead", type=_SECONDS, default=0.0, metavar="SECONDS", help="Fixed, of each epoch."),
     click.option(
         "--jitter",
         type=_SHARE,
         metavar="SHARE",
         help="Spread of a step's compute; 0: none.  [default: the cluster's, or 0.03]",
     ),
-    click.option("--memory", type=POSITIVE, metavar="GIB", help="Memory of a worker.  [default: the device's]"),
+    click.option("--memory", type=_GIB, metavar="GIB", help="Memory of a worker.  [default: the device's]"),
 )
+_TRAINING = (
+    click.option("--epoch-overhead", type=_SECONDS, default=0.0, metavar="SECONDS", help="Fixed, of each epoch."),
+    click.option(
+        "--batch", type=_COUNT, metavar="N", help="Samples of a worker's batch.  [default: 64, or the largest measured]"
+    ),
+    click.option("--batch-global", type=_COUNT, metavar="N", help="Samples of a step of all workers, in its place."),
+    click.option("--samples", type=_COUNT, help="Training samples.  [default: ImageNet's, or the measured data's]"),
+    click.option("--epochs", type=_COUNT, default=90, show_default=True, help="Epochs."),
+)
+# Of model, workload and platform; read with `predictor_of`.
+platform_options = all_of(*_MODEL, *_PLACE, *_TRAINING)
+layout_options = all_of(*_MODEL, *_PLACE)  # without the batch and the length of a training
 
 
 def predictor_of(model: str | None, flags: dict[str, Any]) -> Predictor:

@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 
 STRATEGIES = ("allreduce", "epoch_average")  # by default
 _FEW = 3  # points that a line names
+_MEMORY = ("parameters", "gradients", "optimizer", "strategy", "activations")
 _NAMED_REST = 0.02  # least share of the time that no component explains, to be named
 
 
@@ -176,7 +177,7 @@ def _table(predictor: Predictor, grid: Grid, to_target: dict[int, Target]) -> Te
         ),
         TableColumn("hours", spare=2): lambda point, _: digits(point.worker_hours),
         TableColumn("memory", spare=3): lambda point, _: (
-            f"{digits(point.memory_bytes / 2**30)} GiB{'!' * bool(point.lacking)}"
+            f"{digits(point.memory.total / 2**30)} GiB{'!' * bool(point.lacking)}"
         ),
         TableColumn("bound by", left=True): lambda point, _: point.binds,
     }
@@ -376,7 +377,8 @@ def _row(predictor: Predictor, point: Point, price: float | None, target: Target
         "epochs_to_target_low": target.low if target else "",
         "epochs_to_target_high": target.high if target else "",
         "time_to_target_s": target.epochs * point.epoch_s if target else "",
-        "memory_bytes": point.memory_bytes,
+        "memory_bytes": point.memory.total,
+        **{f"memory_{part}_bytes": getattr(point.memory, part) for part in _MEMORY},
         "fits": "" if not point.lacking else "no",
         "outside": "; ".join(filter(None, [*point.outside, target.beyond if target else ""])),
     }

@@ -40,7 +40,8 @@ def validate(results: tuple[Path, ...], published: Path | None, calibration: Pat
     Runs of one or more studies (default: the newest in results/) are priced by the study's calibration, as modelled
     runs are; doublings are those of workers, nodes or bytes beyond what the calibration measured. With --published the
     step time of each series is calibrated on its rows of split=base, the smallest worker counts, and predicted at
-    those of split=hold by the network model on the stated links. A file of placements (columns replicas, nodes,
+    those of split=hold by the network model on the stated links. A file of pipelines (columns stages, balance,
+    micro_batches) is predicted from one device. A file of placements (columns replicas, nodes,
     step_time_s, sync_time_s) without held rows is predicted at its largest node count.
 
     Errors are signed, predicted / measured - 1, and stand beside those of linear scaling from the same base row; skill
@@ -69,6 +70,7 @@ def validate(results: tuple[Path, ...], published: Path | None, calibration: Pat
 
 def _published(file: Path) -> tuple[pd.DataFrame, list[str]]:
     from scalebench.validation.measurements import read_published
+    from scalebench.validation.pipelines import is_pipelines, predict_pipelines, read_pipelines
     from scalebench.validation.placements import is_placements, predict_placements, read_placements
     from scalebench.validation.prediction import predict_published
 
@@ -77,6 +79,9 @@ def _published(file: Path) -> tuple[pd.DataFrame, list[str]]:
         most = placements.groupby("held")["nodes"].max()
         note = f"Calibrated on placements on up to {most[False]} nodes; predicted are those on up to {most[True]}."
         return predict_placements(placements), [note]
+    if is_pipelines(file):
+        note = "Calibrated on one device; linear scaling is that of the bubble, m u / (u + m - 1)."
+        return predict_pipelines(read_pipelines(file)), [note]
     rows, left_out = read_published(file)
     predictions, overheads = predict_published(rows)
     return predictions, [*_assumptions(overheads), *left_out]

@@ -34,9 +34,9 @@ vary_option = click.option(
     "varied",
     multiple=True,
     metavar="AXIS=LOW..HIGH[:POINTS]|AXIS=VALUE,...",
-    help="Price one axis or two: batch, workers, interval, jitter; network-bandwidth (between nodes) or node-bandwidth "
-    "(inside) in Gbit/s, or factors (0.5x,2x) on the platform's; flops, memory-bandwidth, latency as factors. A range "
-    "is logarithmic, of jitter linear.  [default: 50 points]",
+    help="Price one axis or two: batch, workers, interval, jitter; pipeline, tensor, micro_batches; network-bandwidth "
+    "(between nodes) or node-bandwidth (inside) in Gbit/s, or factors (0.5x,2x) on the platform's; flops, "
+    "memory-bandwidth, latency as factors. A range is logarithmic, of jitter linear.  [default: 50 points]",
 )
 
 

@@ -14,6 +14,7 @@ from scalebench.launch.planning import StudyPlan, cuts_model
 from scalebench.launch.sweep import strategy_warnings
 from scalebench.launch.traffic import schedules_of
 from scalebench.models.registry import build_model
+from scalebench.pricing.table_cut import cut_of
 from scalebench.strategies import registry
 from scalebench.study.spec import Run, Study
 from scalebench.system.memory import usable_memory_mib
@@ -38,7 +39,7 @@ def look_at_model(plan: StudyPlan) -> list[str]:
     """
     import torch
 
-    from scalebench.models.parts import require_cut
+    from scalebench.models.parts import facts_of, require_cut
 
     study, dataset = plan.study, next(iter(plan.prepared.datasets.values()))
     dtype = getattr(torch, study.dtype)
@@ -51,10 +52,22 @@ def look_at_model(plan: StudyPlan) -> list[str]:
         load_weights(study.init_weights, parameters)
     without_gradient, notes = _tried(plan, model)
     divided = any(cuts_model(run) for run in plan.sweep.runs)
-    layers = require_cut(model, str(study.model), dataset.input_shape) if divided else None
-    runs, cluster = plan.sweep.runs, plan.cluster
+    cut, layers, layer_work = cut_of(study.model), None, None
+    if divided and cut is not None:
+        layer_work = cut.work
+    elif divided:
+        layers = require_cut(model, str(study.model), dataset.input_shape)
+        sample = torch.zeros(_TRIED, *dataset.input_shape, dtype=dtype)
+        layer_work = [each.work for each in facts_of(layers, sample)]
     strategy_warnings(
-        study, runs, cluster, plan.allocation, shapes=shapes, without_gradient=without_gradient, layers=layers
+        study,
+        plan.sweep.runs,
+        plan.cluster,
+        plan.allocation,
+        shapes=shapes,
+        without_gradient=without_gradient,
+        layers=layers,
+        layer_work=layer_work,
     )
     if any(buffer.is_floating_point() for buffer in model.buffers()):
         notes += local_statistics(study)

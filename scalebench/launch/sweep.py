@@ -174,11 +174,12 @@ def strategy_warnings(
     shapes: Sequence[tuple[int, ...]] | None = None,
     without_gradient: Sequence[str] = (),
     layers: Sequence[Layer] | None = None,
+    layer_work: Sequence[float] | None = None,
 ) -> list[str]:
     """Warnings of the strategies of `points`, each with the worker counts that it concerns unless these are all.
 
     `steps` of an epoch by worker count, `shapes` of the model's parameters, names of those `without_gradient`, and
-    `layers` into which it can be cut, once they are known.
+    `layers` into which it can be cut with the `layer_work` of a step in each, once they are known.
 
     Raises:
         StudyError: a strategy cannot work at a point.
@@ -190,7 +191,7 @@ def strategy_warnings(
         strategy = registry.create(point.strategy.name, point.strategy.options, point.engine)
         per_node = _on_one_node(point, cluster, allocation)
         of_epoch = (steps or {}).get(point.workers)
-        setting = Setting(study, point.workers, per_node, of_epoch, shapes, without_gradient, layers)
+        setting = Setting(study, point.workers, per_node, of_epoch, shapes, without_gradient, layers, layer_work)
         try:
             warnings = strategy.check(setting)
         except ModelError as error:

@@ -47,6 +47,11 @@ class LayerFacts(NamedTuple):
     forward: float
     backward: float
 
+    @property
+    def work(self) -> float:
+        """That of both passes."""
+        return self.forward + self.backward
+
 
 def layers_of(model: nn.Module, name: str) -> list[Layer]:
     """Return the layers of a model that is called `name` in errors.
@@ -121,13 +126,23 @@ def facts_of(layers: Sequence[Layer], x: Tensor) -> list[LayerFacts]:
 
 @contextmanager
 def evaluating(modules: Sequence[nn.Module]) -> Iterator[None]:
-    """Set modules to evaluation mode, in which no statistics change."""
+    """Set modules to evaluation mode, in which no statistics change.
+
+    Attention may be one fused operation then, which differs among devices: here it is made of products everywhere, so
+    that counted work is the same.
+    """
     modes = [(inner, inner.training) for module in modules for inner in module.modules()]
+    fused = torch.backends.mha.get_fastpath_enabled()
+    flash = torch.backends.cuda.flash_sdp_enabled()  # type: ignore[no-untyped-call]  # of the CPU, too
+    torch.backends.mha.set_fastpath_enabled(False)
+    torch.backends.cuda.enable_flash_sdp(False)
     for inner, _ in modes:
         inner.training = False
     try:
         yield
     finally:
+        torch.backends.mha.set_fastpath_enabled(fused)
+        torch.backends.cuda.enable_flash_sdp(flash)
         for inner, mode in modes:
             inner.training = mode
 

@@ -345,16 +345,22 @@ class Held(NamedTuple):
         return [self.shares[id(each)].place() if id(each) in self.shares else each for each in tensors]
 
 
-def held_by(layers: Sequence[Layer], sizes: Sequence[int], mesh: Mesh, part: int, name: str) -> Held:
+def held_by(
+    layers: Sequence[Layer], sizes: Sequence[int], mesh: Mesh, part: int, name: str, *, by_layer: bool = False
+) -> Held:
     """Return what the worker with a part of a model holds: of `sizes` layers by stage, those of its stage or shares.
+
+    Layers that are held whole are one segment, or one each (`by_layer`).
 
     Raises:
         ModelError: the layers of a model that is called `name` cannot be divided.
     """
     first, last = bounds_of(sizes)[mesh.stage_of(part)]
-    modules = [module for layer in layers[first:last] for module in layer.modules]
+    own = layers[first:last]
+    modules = [module for layer in own for module in layer.modules]
     if mesh.tensor == 1:
-        return Held([Segment(nn.Sequential(*modules), divided=False)], {})
+        pieces = [layer.modules for layer in own] if by_layer else [modules]
+        return Held([Segment(nn.Sequential(*each), divided=False) for each in pieces], {})
     shards = Shards(mesh.tensor, part % mesh.tensor, name)
     return Held(shards.segmented(modules), shards.shares)
 

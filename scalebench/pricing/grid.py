@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 
 from scalebench.cluster.mesh import Mesh
 from scalebench.errors import UsageError
+from scalebench.pricing.memory import WorkerMemory
 from scalebench.pricing.overlap import hidden_s
 from scalebench.pricing.platform import binding, parts
 from scalebench.pricing.prediction import SERIAL, Case, Predictor
@@ -44,7 +45,7 @@ class Point:
     hidden_s: float
     wait_s: float
     bubble_s: float
-    memory_bytes: int
+    memory: WorkerMemory
     gains: dict[str, float]
     halves_s: tuple[float, float]
     queued: bool
@@ -193,7 +194,7 @@ def _point(predictor: Predictor, strategy: Component, workers: int, alone: float
         hidden_s=hidden_s(float(times.transfer[0]), float(times.comm[0] - times.wait[0]), train_s),
         wait_s=float(times.wait[0]),
         bubble_s=float(times.bubble[0]),
-        memory_bytes=memory_of(predictor, strategy, workers).total,
+        memory=memory_of(predictor, strategy, workers),
         gains=gains,
         halves_s=(float(times.time[halves]), float(times.time[halves + 1])),
         queued=bool(times.queued[0]),

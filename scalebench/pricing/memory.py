@@ -73,7 +73,7 @@ def worker_memory(
     strategy's.
     """
     if schedule is not None and schedule.part is not None:
-        return _of_part(layers, batch, dtype, optimizer_states, schedule.part, kept_in)
+        return part_memory(layers, batch, dtype, optimizer_states, schedule.part, kept_in)
     vector = layers.parameters * ELEMENT_BYTES[dtype]
     held = schedule.memory_bytes - (2 + optimizer_states) * vector if schedule else 0
     return WorkerMemory(
@@ -87,18 +87,17 @@ def worker_memory(
     )
 
 
-def _of_part(
+def part_memory(
     layers: LayerTable, batch: int, dtype: str, optimizer_states: int, part: PartMemory, kept_in: str
 ) -> WorkerMemory:
     """Return the memory of a worker that holds a part of the model, or shards of it.
 
-    A stage keeps the activations of the micro-batches that are between its forward and its backward pass.
+    A stage keeps what it does not compute again of the micro-batches that are between forward and backward pass.
     """
     number, place = ELEMENT_BYTES[dtype], ""
     activations = layers.activation_bytes(batch, kept_in or dtype)
     if part.stage is not None:
-        assert part.kept is not None, "recorded by a layer table"
-        activations = round(part.samples * part.kept * ELEMENT_BYTES[kept_in or dtype])
+        activations = round(part.activations * ELEMENT_BYTES[kept_in or dtype])
         place = f", stage {part.stage.stage} of {part.stage.stages}" if part.stage.stages > 1 else ""
     return WorkerMemory(
         model=f"{layers.name}{place}",

@@ -235,8 +235,17 @@ class Predictor:
 
     def link_between_nodes(self, component: Component) -> float:
         """Return bytes/s of a link between nodes: those fitted to the measured engine of a strategy, else stated."""
-        costs = self._costs_on(self.platform, self.strategy(component).engines[0])
-        return costs.network.cluster.links.inter.bandwidth_bytes_per_s
+        return self.communication(component).network.cluster.links.inter.bandwidth_bytes_per_s
+
+    def communication(self, component: Component) -> Costs:
+        """Return the costs of communication by the engine of a strategy."""
+        return self._costs_on(self.platform, self.strategy(component).engines[0])
+
+    def step_seconds(self, workers: int, samples: float, pieces: int) -> tuple[float, float, float]:
+        """Return the seconds of both passes of one of the pieces of a batch, and of an update of all parameters."""
+        device = self._device(self.platform, workers)
+        forward, backward, update, _ = self._seconds(device, samples, pieces)
+        return forward, backward, update
 
     def components(self, component: Component, platform: Platform) -> tuple[str, ...]:
         """Return the components that a training by a strategy may be bound by on `platform`."""
@@ -261,7 +270,7 @@ class Predictor:
         pieces = self.micro_batches(component, workers)
         batch = max(pieces, round(samples)) if mesh.parts > 1 else 1
         by_layer = workers > 1 and (mesh.parts > 1 or traits.sharded > 1)
-        cut = self._cut(samples / pieces) if by_layer else None
+        cut = self.cut(samples / pieces) if by_layer else None
         key = (str(component), workers, excerpt, batch)
         if key not in self._programs:
             per_node = self.platform.cluster.node.workers_per_node
@@ -269,8 +278,8 @@ class Predictor:
             if not self.workload.in_all:
                 asked = {"batch_per_worker": self.workload.batch if cut else 1, "batch_global": None}
             training = self._run(component, 1, 1).model_copy(update=asked)
-            layers = len(cut.layers) if cut else None
-            setting = Setting(training, workers, min(workers, per_node), steps, self._shapes, layer_count=layers)
+            work = cut.work if cut else None
+            setting = Setting(training, workers, min(workers, per_node), steps, self._shapes, layer_work=work)
             strategy.check(setting)
             if workers > 1 and not strategy.requires:
                 raise StudyError(f"strategy {component.name} at {workers} workers: it runs at one worker only")
@@ -401,7 +410,7 @@ class Predictor:
             return whole
         return [*self._step_seconds(device, samples / pieces)[:2], *whole[2:]]
 
-    def _cut(self, samples: float) -> TableCut:
+    def cut(self, samples: float) -> TableCut:
         """Return the layers, between which a model can be cut, with shares of a step of so many samples."""
         size = max(1, round(samples))
         if size not in self._cuts:

@@ -26,9 +26,9 @@ from scalebench.models.parts import Layer, LayerFacts, facts_of, layers_of
 from scalebench.models.registry import build_model
 from scalebench.models.sharding import held_by
 from scalebench.pricing.recorders import RecordingClock, RecordingCommunicator, RecordingServer, RecordingShared
-from scalebench.pricing.schedule import Event, PartMemory, RankGroups, Schedule
-from scalebench.pricing.table_cut import TableCut
-from scalebench.strategies.base import Batch, Strategy, UnitRule
+from scalebench.pricing.schedule import Event, Kept, PartMemory, RankGroups, Schedule
+from scalebench.pricing.table_cut import TableCut, cut_of
+from scalebench.strategies.base import Batch, Recompute, Strategy, UnitRule
 from scalebench.study.spec import Component, Run, Training
 from scalebench.system.clock import Clock, Task
 from scalebench.system.random_state import drawn_since, random_state, seeded, worker_seed
@@ -81,9 +81,10 @@ def record_each(
     """Yield the schedules of `record`, each recorded when it is asked for.
 
     Recordings of one strategy that are given `everyone` share its divisions into groups. The layers of `model` are
-    those of `cut`, if it is given.
+    those of `cut`, if it is given, or of the layer table that the run names in place of a model.
     """
     everyone = everyone or RankGroups.of_all(run.workers)
+    cut = cut or cut_of(run.model)
     # Recorded once for the workers that take the same batches, where their rank is not read.
     alike: dict[object, Schedule] = {}
     mesh = strategy.traits.mesh(run.workers)
@@ -137,7 +138,7 @@ class RecordingWorker:
     ) -> None:
         self.run, self.plan, self.clock = run, plan, clock
         self._cut = cut  # of a layer table, which then stands for the layers of the model
-        self.kept: float | None = None  # elements of a sample kept for the backward pass, if a table says so
+        self.kept: Kept | None = None  # elements of a sample kept for the backward pass, if a table says so
         self.mesh, self._input_shape = mesh or Mesh(comm.size), input_shape
         self.world = self.comm = self.replica = comm
         world_rank = comm.rank
@@ -226,10 +227,11 @@ class RecordingWorker:
         """What this worker keeps of a model that several hold, or of which it has shards; None for a whole one."""
         held = self.parameters.numel()
         if self.stage is not None:
-            return PartMemory(self.stage.facts, held, held, held, self.stage.most_samples, self.kept)
+            stage = self.stage
+            return PartMemory(stage.facts, held, held, held, stage.most_samples, stage.largest_piece, self.kept)
         if self.sharded is not None:
             parameters, gradients = self.sharded.numbers()
-            return PartMemory(None, held + parameters, held + gradients, held, 0, None)
+            return PartMemory(None, held + parameters, held + gradients, held, 0, 0, None)
         return None
 
     def share(self, initial: Tensor, host: int = 0) -> SharedState:
@@ -263,24 +265,25 @@ class RecordingWorker:
             yield Batch(nothing, nothing, 1.0, step, after > before)
 
     @property
-    def layers(self) -> int:
-        return len(self._facts)
+    def layer_work(self) -> Sequence[float]:
+        return [each.work for each in self._facts] if self._cut is None else self._cut.work
 
-    def take(self, sizes: Sequence[int], order: Order, micro_batches: int) -> None:
+    def take(self, sizes: Sequence[int], order: Order, micro_batches: int, recompute: Recompute = "none") -> None:
         mesh, replica, tensor = self.mesh, self.replica, self.mesh.tensor
         whole = self.parameters.numel()
         if self._cut is not None:
-            facts, segments, numbers, self.kept = self._cut.held(sizes, mesh, replica.rank)
+            facts, segments, numbers, self.kept = self._cut.held(sizes, mesh, replica.rank, recompute)
         else:
             sample = torch.empty(2, *self._input_shape, dtype=self.dtype, device="meta")
             layers = _layers_of(self.model, str(self.run.model))
-            held = held_by(layers, sizes, mesh, replica.rank, str(self.run.model))
-            facts, segments = sizes_of(layers, held, sizes, mesh, replica.rank, sample)
+            by_layer = recompute == "layer"
+            held = held_by(layers, sizes, mesh, replica.rank, str(self.run.model), by_layer=by_layer)
+            facts, segments = sizes_of(self._facts, held, sizes, mesh, replica.rank, sample)
             numbers = _trainable_numbers(held.model)
         self.parameters = torch.empty(numbers, dtype=self.dtype, device="meta")
         self.gradients = self.parameters.clone()
         sharing = replica.split(lambda rank: rank // tensor) if tensor > 1 else replica
-        compute = StageShapes(facts, segments, sharing, self.parameters)
+        compute = StageShapes(facts, segments, sharing, self.parameters, recompute)
         self.stage = Stage(facts, order, micro_batches, replica, mesh, compute)
         self._update_share = numbers / whole
 

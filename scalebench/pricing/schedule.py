@@ -93,10 +93,18 @@ class Event(NamedTuple):
     share: float = 1.0  # of the model's work in a task of compute
 
 
+class Kept(NamedTuple):
+    """Elements of one sample that a stage keeps: from its forward to its backward pass, and while it computes again."""
+
+    between: float
+    again: float
+
+
 class PartMemory(NamedTuple):
     """Numbers that a worker keeps of a model that it does not hold whole.
 
-    `samples` are those whose activations a stage keeps at the same time, `kept` the elements of one of them.
+    `samples` are those that are between their forward and their backward pass at the same time, `piece` those of a
+    micro-batch.
     """
 
     stage: StageFacts | None  # None: shards of all layers
@@ -104,7 +112,14 @@ class PartMemory(NamedTuple):
     gradients: int
     updated: int  # of which the optimizer keeps its vectors
     samples: int
-    kept: float | None
+    piece: int
+    kept: Kept | None
+
+    @property
+    def activations(self) -> float:
+        """Elements of the samples that are kept at the same time."""
+        assert self.kept is not None, "recorded by a layer table"
+        return self.samples * self.kept.between + self.piece * self.kept.again
 
 
 @dataclass

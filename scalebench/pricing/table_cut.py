@@ -8,7 +8,8 @@ modules: consecutive products of one input by columns, the next product that rea
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from functools import cached_property
+from functools import cached_property, lru_cache
+from itertools import pairwise
 from typing import NamedTuple
 
 import numpy as np
@@ -18,6 +19,11 @@ from scalebench.cluster.mesh import Mesh
 from scalebench.errors import ModelError
 from scalebench.models.layers import LayerTable
 from scalebench.models.parts import LayerFacts, bounds_of
+from scalebench.models.zoo.layers import layers_of
+from scalebench.pricing.devices import Stated
+from scalebench.pricing.schedule import Kept
+from scalebench.strategies.base import Recompute
+from scalebench.study.spec import Component
 from scalebench.training.stage import SegmentFacts, StageFacts
 
 Floats = NDArray[np.float64]
@@ -36,20 +42,21 @@ class Rows(NamedTuple):
 
 
 class HeldRows(NamedTuple):
-    """What a worker holds: its stage and segments, its parameters, and elements of a sample kept for backward."""
+    """What a worker holds: its stage and segments, its parameters, and what it keeps for the backward pass."""
 
     stage: StageFacts
     segments: list[SegmentFacts]
     parameters: int
-    kept: float
+    kept: Kept
 
 
 class TableCut:
-    """A layer table whose rows take shares of the forward and of the backward pass, in proportion to given work."""
+    """A layer table whose rows take `forward` and `backward` seconds of the two passes."""
 
     def __init__(self, table: LayerTable, forward: Floats, backward: Floats) -> None:
-        self.table = table
+        self.table, self._both = table, forward + backward
         self._forward, self._backward = forward / forward.sum(), backward / backward.sum()
+        self._parameters, self._kept = table.column("parameters"), table.column("kept")
 
     @cached_property
     def layers(self) -> list[Rows]:
@@ -93,8 +100,15 @@ class TableCut:
             found.append(LayerFacts(layer.name, parameters, (given,), *work))
         return found
 
-    def held(self, sizes: Sequence[int], mesh: Mesh, part: int) -> HeldRows:
+    @cached_property
+    def work(self) -> list[float]:
+        """Seconds of both passes of each layer."""
+        return [float(self._both[layer.first : layer.last].sum()) for layer in self.layers]
+
+    def held(self, sizes: Sequence[int], mesh: Mesh, part: int, recompute: Recompute = "none") -> HeldRows:
         """Return what the worker with a part of a model holds, of `sizes` layers by stage.
+
+        It gives up the activations that `recompute` names, between forward and backward pass.
 
         Raises:
             ModelError: a layer cannot be divided among the workers of a stage.
@@ -102,23 +116,33 @@ class TableCut:
         rows = self.table.layers
         stage = StageFacts.of(self.facts, (rows[0].inputs,), sizes, mesh.stage_of(part))
         first, last = bounds_of(sizes)[stage.stage]
-        needed, parameters, kept = not stage.is_first, 0, 0.0
-        segments = []
-        for begin, end, divided in self._segments(self.layers[first:last], mesh.tensor):
+        needed, parameters = not stage.is_first, 0
+        segments: list[SegmentFacts] = []
+        kept: list[float] = []  # by segment
+        for begin, end, divided in self._segments(self.layers[first:last], mesh.tensor, recompute == "layer"):
             degree = mesh.tensor if divided else 1
-            for row in rows[begin:end]:
-                parameters += -(-row.parameters // degree)
-            kept += sum(row.kept for row in rows[begin : end - 1]) / degree + rows[end - 1].kept
-            work = self._forward[begin:end].sum() / degree, self._backward[begin:end].sum() / degree
+            parameters += int(np.ceil(self._parameters[begin:end] / degree).sum())
+            kept.append(float(self._kept[begin : end - 1].sum()) / degree + rows[end - 1].kept)
+            work = float(self._forward[begin:end].sum()) / degree, float(self._backward[begin:end].sum()) / degree
             segments.append(SegmentFacts(divided, (rows[begin].inputs,), (rows[end - 1].activations,), *work, needed))
-            needed = needed or any(row.parameters for row in rows[begin:end])
-        return HeldRows(stage, segments, parameters, kept)
+            needed = needed or bool(self._parameters[begin:end].any())
+        taken = [float(segment.takes[0]) for segment in segments]
+        of_each = {
+            "none": Kept(sum(kept), 0.0),
+            "layer": Kept(sum(taken), max(kept)),
+            "all": Kept(taken[0], sum(kept)),
+        }
+        return HeldRows(stage, segments, parameters, of_each[recompute])
 
-    def _segments(self, layers: Sequence[Rows], degree: int) -> Iterator[tuple[int, int, bool]]:
-        """Yield first row, end and whether it is divided of each segment of consecutive layers."""
+    def _segments(self, layers: Sequence[Rows], degree: int, by_layer: bool) -> Iterator[tuple[int, int, bool]]:
+        """Yield first row, end and whether it is divided of each segment of consecutive layers.
+
+        Of whole layers that is all of them, or each (`by_layer`).
+        """
         begin = layers[0].first
         if degree == 1:
-            yield begin, layers[-1].last, False
+            borders = [begin, *(layer.last for layer in layers if by_layer or layer is layers[-1])]
+            yield from ((first, last, False) for first, last in pairwise(borders))
             return
         divided = False
         for first, end in self._pairs(layers, degree):
@@ -146,9 +170,13 @@ class TableCut:
             if partner is not None and not self._reads(partner, first, last, layer_of[partner] == layer_of[first]):
                 partner = None
             self._require(first, rows[first].k if partner is None else rows[first].n, degree)
+            end = first + 1 if partner is None else partner + 1
+            for place in range(first, end):
+                if rows[place].kind == "bmm":  # of attention, which is divided by heads
+                    self._require(place, rows[place].count, degree, "number of heads")
             if partner is not None:
                 del products[: beside + 1]
-            yield first, first + 1 if partner is None else partner + 1
+            yield first, end
 
     def _reads(self, partner: int, first: int, last: int, within: bool) -> bool:
         """Return True if a product reads what products `first` to `last` gave, channel by channel between them.
@@ -159,12 +187,24 @@ class TableCut:
         plain = all(rows[place].kind in _BY_CHANNEL for place in range(last + 1, partner))
         return rows[partner].k % rows[first].n == 0 and (within or plain)
 
-    def _require(self, place: int, width: int, degree: int) -> None:
+    def _require(self, place: int, width: int, degree: int, what: str = "width") -> None:
         if width % degree:
             raise ModelError(
                 f"layers of {self.table.name}: {self.table.layers[place].name} cannot be shared by {degree} workers, "
-                f"as {degree} does not divide its width {width}"
+                f"as {degree} does not divide its {what} {width}"
             )
+
+
+@lru_cache
+def _cut_by_operations(table: LayerTable) -> TableCut:
+    times = Stated(1.0, 1).times(table, 1)
+    return TableCut(table, times.forward, times.backward)
+
+
+def cut_of(model: Component) -> TableCut | None:
+    """Return the cut of the layer table that stands for a model, by floating-point operations; None for a model."""
+    table = layers_of(model)
+    return None if table is None else _cut_by_operations(table)
 
 
 def _layer_name(name: str) -> str:

@@ -1,9 +1,9 @@
 """What-if: the time of a training along one axis, or in the plane of two, and what binds it in each cell.
 
 The axes of Barrachina et al., Computing 2021 (batch, flop rate, memory bandwidth, link bandwidth, cluster size), and
-latency, jitter, and the interval between synchronisations. The bandwidths of links are in Gbit/s of one card, between
-nodes (`network-bandwidth`) or inside them (`node-bandwidth`), or factors (`0.5x`) on the platform's; other rates and
-latency are factors.
+latency, jitter, the interval between synchronisations, and the stages, tensor degree and micro-batches of a replica in
+parts. The bandwidths of links are in Gbit/s of one card, between nodes (`network-bandwidth`) or inside them
+(`node-bandwidth`), or factors (`0.5x`) on the platform's; other rates and latency are factors.
 """
 
 from __future__ import annotations
@@ -33,7 +33,13 @@ FACTORS = {
     "latency": "network latency",
 }
 BANDWIDTHS = ("network-bandwidth", "node-bandwidth")
-COUNTS = ("batch", "workers", "interval")
+# Axis -> option of a strategy, by its name.
+DIVISIONS = {
+    "pipeline": {"model_parallel": "stages", "pipeline": "stages", "hybrid": "pipeline"},
+    "tensor": {"tensor": "degree", "hybrid": "tensor"},
+    "micro_batches": {"pipeline": "micro_batches", "hybrid": "micro_batches"},
+}
+COUNTS = ("batch", "workers", "interval", *DIVISIONS)
 MOST_ROWS = 24  # cells of which each has a row with its interval
 _GBIT = 1e9 / 8  # bytes/s
 _OLD_NAMES = {"link-bandwidth": "network-bandwidth"}
@@ -41,7 +47,7 @@ _POINTS, _MOST_POINTS = 50, 1000
 _LEAST = 1e-9
 _FACTORS_WRITTEN = re.compile(r"[^x,.:]*(\.[^x,.:]*)?x((,|\.\.)[^x,.:]*(\.[^x,.:]*)?x)*(:[^x]*)?")
 _FORM = "expected AXIS=LOW..HIGH, AXIS=LOW..HIGH:POINTS or AXIS=VALUE,VALUE,..."
-AXES = ("batch", "flops", "memory-bandwidth", *BANDWIDTHS, "workers", "latency", "jitter", "interval")
+AXES = ("batch", "flops", "memory-bandwidth", *BANDWIDTHS, "workers", "latency", "jitter", "interval", *DIVISIONS)
 
 
 @dataclass(frozen=True)
@@ -117,7 +123,8 @@ class Axis:
     @property
     def title(self) -> str:
         """Name with its unit."""
-        units = {"batch": "samples", "workers": "", "interval": "steps or epochs", "jitter": "share of a step"}
+        units = dict.fromkeys(("workers", *DIVISIONS), "")
+        units |= {"batch": "samples", "interval": "steps or epochs", "jitter": "share of a step"}
         unit = units.get(self.name, "Gbit/s" if self.unit == "Gbit/s" else "times the platform's")
         return f"{self.name.replace('-', ' ')} ({unit})" if unit else self.name
 
@@ -401,6 +408,13 @@ class _PricedCell:
                 self.batch = round(value)
             elif name == "workers":
                 self.workers = round(value)
+            elif name in DIVISIONS:
+                division = DIVISIONS[name].get(self.strategy.name)
+                if division is None:
+                    raise UsageError(
+                        f"axis {name}: strategy {self.strategy.name} has none; use {' or '.join(DIVISIONS[name])}"
+                    )
+                self.strategy = with_option(self.strategy, division, round(value))
             else:
                 option = self._predictor.strategy(self.strategy).traits.interval_option
                 if option is None:

@@ -27,6 +27,9 @@ if TYPE_CHECKING:
     from scalebench.models.parts import Layer
     from scalebench.study.spec import Training
 
+# Activations that a stage gives up after a forward pass: all but the inputs of layers, or but those of the stage.
+Recompute = Literal["none", "layer", "all"]
+
 
 class Batch(NamedTuple):
     """One mini-batch of a worker's shard. `x` (n, ...) and `y` (n,) or (n, d) share the first axis."""
@@ -164,13 +167,20 @@ class Worker(Protocol):
     mesh: Mesh
 
     @property
-    def layers(self) -> int:
-        """Number of layers into which the model can be cut."""
+    def layer_work(self) -> Sequence[float]:
+        """Work of a step in each layer into which the model can be cut, in any unit."""
 
-    def take(self, sizes: Sequence[int], order: Callable[[int, int, int], Iterable[Move]], micro_batches: int) -> None:
+    def take(
+        self,
+        sizes: Sequence[int],
+        order: Callable[[int, int, int], Iterable[Move]],
+        micro_batches: int,
+        recompute: Recompute = "none",
+    ) -> None:
         """Hold one stage of the model only, of stages with `sizes` layers, and train it by micro-batches. Collective.
 
-        `order(stage, stages, micro_batches)` are the moves of a stage in a step. From now on `model`, `parameters`,
+        `order(stage, stages, micro_batches)` are the moves of a stage in a step. Activations that `recompute` gives up
+        after a forward pass are computed again before the backward pass. From now on `model`, `parameters`,
         `gradients` and `optimizer` are those of the stage, and `gradient` takes part in the step of the replica.
         """
 
@@ -227,7 +237,7 @@ class Setting:
     shapes: Sequence[tuple[int, ...]] | None = None  # of the model's parameters; None until it is built
     without_gradient: Sequence[str] = ()  # names of parameters that get none in some step
     layers: Sequence[Layer] | None = None  # into which the model can be cut; None until it is built
-    layer_count: int | None = None  # their number, where it alone is known
+    layer_work: Sequence[float] | None = None  # of a step in each of them, in any unit; None until it is known
 
 
 class Strategy(Choice):

@@ -7,14 +7,14 @@ from dataclasses import replace
 from functools import cached_property
 from typing import ClassVar, Literal
 
-from pydantic import Field, PositiveInt, model_validator
+from pydantic import Field, model_validator
 
 from scalebench.cluster.mesh import Mesh
 from scalebench.comm.base import Capability
 from scalebench.errors import StudyError
 from scalebench.strategies import registry
 from scalebench.strategies.base import Move, Setting, Strategy
-from scalebench.strategies.parts import PartsOfModel, with_forwards_ahead
+from scalebench.strategies.parts import BALANCE, Balance, PartsOfModel, placed, with_forwards_ahead
 from scalebench.strategies.registry import register
 from scalebench.strategies.traits import Traits
 from scalebench.study.spec import Component
@@ -36,9 +36,7 @@ class Hybrid(PartsOfModel):
     within: Component = Field(Component(name="allreduce"), description="strategy by which replicas agree, part by part")
     micro_batches: int = Field(4, ge=1, le=65536, description="pieces of a replica's batch; they have to divide it")
     schedule: Literal["gpipe", "1f1b"] = Field("1f1b", description="order of the micro-batches on a stage")
-    balance: Literal["even"] | list[PositiveInt] = Field(
-        "even", description="layers with parameters on each stage: equally many, or a list of their numbers"
-    )
+    balance: Balance = Field("even", description=BALANCE)
 
     name: ClassVar[str] = "hybrid"
     summary: ClassVar[str] = "replicas of pipeline x tensor workers that agree by another strategy (option within)"
@@ -48,7 +46,7 @@ class Hybrid(PartsOfModel):
     def _fits(self) -> Hybrid:
         if self.pipeline * self.tensor == 1:
             raise ValueError("pipeline x tensor is 1, which is the strategy `within` alone; use 2 or more workers")
-        if self.balance != "even" and len(self.balance) != self.pipeline:
+        if isinstance(self.balance, list) and len(self.balance) != self.pipeline:
             raise ValueError(f"balance: {len(self.balance)} numbers of layers for {self.pipeline} stages")
         if self.schedule == "1f1b" and self.pipeline > 1 and self.micro_batches < self.pipeline:
             raise ValueError(
@@ -80,8 +78,8 @@ class Hybrid(PartsOfModel):
     def pieces(self) -> int:
         return self.micro_batches if self.pipeline > 1 else 1
 
-    def place(self, layers: int, stages: int) -> Sequence[int]:
-        return super().place(layers, stages) if self.balance == "even" else self.balance
+    def place(self, work: Sequence[float], stages: int) -> Sequence[int]:
+        return placed(work, stages, self.balance)
 
     def order(self, stage: int, stages: int, micro_batches: int) -> Iterator[Move]:
         ahead = micro_batches if self.schedule == "gpipe" else min(micro_batches, stages - stage)

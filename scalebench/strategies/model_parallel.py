@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import ClassVar, Literal
+from typing import ClassVar
 
-from pydantic import Field, PositiveInt, model_validator
+from pydantic import Field, model_validator
 
 from scalebench.cluster.mesh import Mesh
 from scalebench.strategies.base import Move
-from scalebench.strategies.parts import PartsOfModel, whole_batch
+from scalebench.strategies.parts import BALANCE, Balance, PartsOfModel, placed, whole_batch
 from scalebench.strategies.registry import register
 from scalebench.strategies.traits import Traits
-
-Balance = Literal["even"] | list[PositiveInt]
 
 
 @register()
@@ -26,9 +24,7 @@ class ModelParallel(PartsOfModel):
     """
 
     stages: int = Field(2, ge=2, le=65536, description="workers that hold a replica, each with consecutive layers")
-    balance: Balance = Field(
-        "even", description="layers with parameters on each stage: equally many, or a list of their numbers"
-    )
+    balance: Balance = Field("even", description=BALANCE)
 
     name: ClassVar[str] = "model_parallel"
     summary: ClassVar[str] = "layers placed on several workers, one of which works at a time"
@@ -36,7 +32,7 @@ class ModelParallel(PartsOfModel):
 
     @model_validator(mode="after")
     def _one_number_a_stage(self) -> ModelParallel:
-        if self.balance != "even" and len(self.balance) != self.stages:
+        if isinstance(self.balance, list) and len(self.balance) != self.stages:
             raise ValueError(
                 f"balance: {len(self.balance)} numbers of layers for {self.stages} stages; give one for each"
             )
@@ -45,8 +41,8 @@ class ModelParallel(PartsOfModel):
     def replica(self) -> Mesh:
         return Mesh(pipeline=self.stages)
 
-    def place(self, layers: int, stages: int) -> Sequence[int]:
-        return super().place(layers, stages) if self.balance == "even" else self.balance
+    def place(self, work: Sequence[float], stages: int) -> Sequence[int]:
+        return placed(work, stages, self.balance)
 
     def order(self, stage: int, stages: int, micro_batches: int) -> Iterator[Move]:
         return whole_batch()

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, ClassVar
+from itertools import accumulate
+from typing import TYPE_CHECKING, ClassVar, Literal
+
+from pydantic import Field, PositiveInt
 
 from scalebench.cluster.mesh import Mesh
 from scalebench.comm.base import Capability
 from scalebench.errors import StudyError
 from scalebench.strategies import registry
 from scalebench.strategies.allreduce import Allreduce
-from scalebench.strategies.base import Batch, Move, Setting, Strategy, Synchronisation, Worker
+from scalebench.strategies.base import Batch, Move, Recompute, Setting, Strategy, Synchronisation, Worker
 from scalebench.strategies.traits import Traits
 from scalebench.study.spec import BY_LAYER, Study
 
@@ -19,6 +23,9 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from scalebench.models.parts import Layer
+
+Balance = Literal["even", "times"] | list[PositiveInt]
+BALANCE = "layers on each stage: equally many (even), for the fastest slowest stage (times), or a list of their numbers"
 
 
 def whole_batch() -> Iterator[Move]:
@@ -35,6 +42,44 @@ def with_forwards_ahead(ahead: int, micro_batches: int) -> Iterator[Move]:
         yield Move(forward=False, micro_batch=place)
         if ahead + place < micro_batches:
             yield Move(forward=True, micro_batch=ahead + place)
+
+
+def balanced(work: Sequence[float], stages: int) -> list[int]:
+    """Return how many of consecutive layers each stage gets, for the least work of the stage with most.
+
+    Dynamic programming over the first j layers and k stages: L(j, k) = min_i max(L(i, k - 1), work of layers i to j).
+    There are at least as many layers as stages.
+    """
+    layers, until = len(work), [0.0, *accumulate(work)]
+    least = until  # of one stage, by the number of layers
+    cuts: list[list[int]] = []  # layers before the last of two stages or more, by the number of layers
+    for before in range(1, stages):
+        best, cut = [math.inf] * (layers + 1), [0] * (layers + 1)
+        for last in range(before + 1, layers + 1):
+            for first in range(before, last):
+                most = max(least[first], until[last] - until[first])
+                if most < best[last]:
+                    best[last], cut[last] = most, first
+        least = best
+        cuts.append(cut)
+    sizes, last = [], layers
+    for cut in reversed(cuts):
+        sizes.append(last - cut[last])
+        last = cut[last]
+    return [last, *reversed(sizes)]
+
+
+def placed(work: Sequence[float], stages: int, balance: Balance) -> Sequence[int]:
+    """Return the number of layers on each stage, of layers that take `work` of a step.
+
+    `even` ones are as equal as possible, the first stages with one more.
+    """
+    if balance == "times":
+        return balanced(work, stages)
+    if balance == "even":
+        whole, rest = divmod(len(work), stages)
+        return [whole + (stage < rest) for stage in range(stages)]
+    return balance
 
 
 def with_default_batch(study: Study) -> Study:
@@ -64,6 +109,12 @@ class PartsOfModel(Strategy):
     engines: ClassVar[tuple[str, ...]] = ("mpi", "gloo", "nccl")
     name: ClassVar[str]
 
+    recompute: Recompute = Field(
+        "none",
+        description="activations that are given up after a forward pass and computed again before the backward pass: "
+        "none, those inside layers, or all but the input of a stage",
+    )
+
     @property
     def rule(self) -> Strategy:
         """The strategy of the replicas, for each part."""
@@ -77,10 +128,9 @@ class PartsOfModel(Strategy):
         """Return the micro-batches of a replica's batch."""
         return 1
 
-    def place(self, layers: int, stages: int) -> Sequence[int]:
-        """Return the number of layers on each stage: as equal as possible, the first stages with one more."""
-        whole, rest = divmod(layers, stages)
-        return [whole + (stage < rest) for stage in range(stages)]
+    def place(self, work: Sequence[float], stages: int) -> Sequence[int]:
+        """Return the number of layers on each stage, of layers that take `work` of a step, in any unit."""
+        return placed(work, stages, "even")
 
     def order(self, stage: int, stages: int, micro_batches: int) -> Iterable[Move]:
         """Return the moves of a stage in one step."""
@@ -90,8 +140,8 @@ class PartsOfModel(Strategy):
 
     def setup(self, worker: Worker) -> None:
         if worker.mesh.parts > 1:
-            sizes = self.place(worker.layers, worker.mesh.pipeline)
-            worker.take(sizes, self.order, self.pieces())
+            sizes = self.place(worker.layer_work, worker.mesh.pipeline)
+            worker.take(sizes, self.order, self.pieces(), self.recompute)
         self.rule.setup(worker)
 
     def warm_up(self, worker: Worker, batch: Batch) -> None:
@@ -149,10 +199,10 @@ class PartsOfModel(Strategy):
                 f"strategy {self.name}: optimizer {optimizer} takes the norms of whole layers, of which a worker holds "
                 "a share; use sgd, adam or adamw"
             )
-        if setting.layers is not None:
-            self.require_layers(setting.layers, mesh)
-        elif setting.layer_count is not None:
-            self.require_count(setting.layer_count, mesh)
+        if setting.layer_work is not None:
+            sizes = self.sizes_of(setting.layer_work, mesh)
+            if setting.layers is not None:
+                self.require_shares(setting.layers, sizes, mesh)
         if setting.training.batch_per_worker is None:
             return []
         return [
@@ -160,31 +210,30 @@ class PartsOfModel(Strategy):
             f"serial at a global batch of {batch * mesh.data}; state batch_global, which all worker counts then share"
         ]
 
-    def require_layers(self, layers: Sequence[Layer], mesh: Mesh) -> None:
-        """Check that the layers of a model can be placed on the workers of a replica.
+    def require_shares(self, layers: Sequence[Layer], sizes: Sequence[int], mesh: Mesh) -> None:
+        """Check that the workers of each stage can share its layers, of `sizes` by stage.
 
         Raises:
-            StudyError: there are fewer than stages, or others than were stated.
-            ModelError: one cannot be divided among the workers of a stage.
+            ModelError: one cannot be divided among them.
         """
-        sizes = self.require_count(len(layers), mesh)
         from scalebench.models.sharding import held_by
 
         for part in range(0, mesh.parts, mesh.tensor):
             held_by(layers, sizes, mesh, part, "of the study")
 
-    def require_count(self, count: int, mesh: Mesh) -> Sequence[int]:
-        """Return the number of layers on each stage, of `count`.
+    def sizes_of(self, work: Sequence[float], mesh: Mesh) -> Sequence[int]:
+        """Return the number of layers on each stage, of layers that take `work` of a step.
 
         Raises:
             StudyError: there are fewer than stages, or others than were stated.
         """
+        count = len(work)
         if count < mesh.pipeline:
             raise StudyError(
                 f"strategy {self.name}: {mesh.pipeline} stages for a model of {count} layers with parameters; use at "
                 f"most {count} stages"
             )
-        sizes = self.place(count, mesh.pipeline)
+        sizes = self.place(work, mesh.pipeline)
         if sum(sizes) != count:
             raise StudyError(
                 f"strategy {self.name}: option 'balance': {list(sizes)} places {sum(sizes)} layers, and the model has "

@@ -21,11 +21,11 @@ from scalebench.data.shard import Shard, equal_batches
 from scalebench.models.attributes import module_attributes, put_back_attributes
 from scalebench.models.flat import Memory, is_finite, side_by_side, views
 from scalebench.models.metric import loss_for, own_loss, takes_labels
-from scalebench.models.parts import Layer, layers_of
+from scalebench.models.parts import Layer, LayerFacts, facts_of, layers_of
 from scalebench.models.pinning import require_unchanged
 from scalebench.models.registry import build_model
 from scalebench.models.sharding import held_by
-from scalebench.strategies.base import Batch, UnitRule
+from scalebench.strategies.base import Batch, Recompute, UnitRule
 from scalebench.strategies.replica_state import floating_buffers
 from scalebench.study.spec import BY_LAYER, Run
 from scalebench.system.clock import Clock, Task
@@ -196,21 +196,25 @@ class Replica:
     def _layers(self) -> list[Layer]:
         return layers_of(self.model, str(self.run.model))
 
-    @property
-    def layers(self) -> int:
-        return len(self._layers)
+    @cached_property
+    def _layer_facts(self) -> list[LayerFacts]:
+        return facts_of(self._layers, self._sample())
 
-    def take(self, sizes: Sequence[int], order: Order, micro_batches: int) -> None:
+    @property
+    def layer_work(self) -> Sequence[float]:
+        return [each.work for each in self._layer_facts]
+
+    def take(self, sizes: Sequence[int], order: Order, micro_batches: int, recompute: Recompute = "none") -> None:
         mesh, replica, whole = self.mesh, self.replica, self.parameters.numel()
-        held = held_by(self._layers, sizes, mesh, replica.rank, str(self.run.model))
-        facts, segments = sizes_of(self._layers, held, sizes, mesh, replica.rank, self._sample())
+        held = held_by(self._layers, sizes, mesh, replica.rank, str(self.run.model), by_layer=recompute == "layer")
+        facts, segments = sizes_of(self._layer_facts, held, sizes, mesh, replica.rank, self._sample())
         self.assembly = Assembly(self._built, sizes, mesh, replica, str(self.run.model))
         self._hold(held.model.train(self.model.training))
         del self.__dict__["_layers"]  # with the layers of other workers
         self.state.__dict__.pop("buffers_of_modules", None)
         tensor = mesh.tensor
         sharing = replica.split(lambda rank: rank // tensor) if tensor > 1 else replica
-        compute = StageArithmetic(facts, held.segments, segments, self.loss, sharing, self.parameters)
+        compute = StageArithmetic(facts, held.segments, segments, self.loss, sharing, self.parameters, recompute)
         self.stage = Stage(facts, order, micro_batches, replica, mesh, compute)
         self._update_share = self.parameters.numel() / whole
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import torch
 from torch import Tensor
@@ -16,10 +16,11 @@ from torch import Tensor
 from scalebench.cluster.mesh import Mesh
 from scalebench.comm.base import BETWEEN_STAGES, Communicator, Request
 from scalebench.data.layout import cut
-from scalebench.models.parts import Layer, LayerFacts, bounds_of, counted, evaluating, facts_of
+from scalebench.models.parts import LayerFacts, bounds_of, counted, evaluating
 from scalebench.models.sharding import Held, Segment, called
-from scalebench.strategies.base import Batch, Move
+from scalebench.strategies.base import Batch, Move, Recompute
 from scalebench.system.clock import Clock, Task
+from scalebench.system.random_state import put_back, random_state
 
 Order = Callable[[int, int, int], Iterable[Move]]
 
@@ -89,10 +90,12 @@ def segment_facts(
 
 
 def sizes_of(
-    layers: Sequence[Layer], held: Held, sizes: Sequence[int], mesh: Mesh, part: int, sample: Tensor
+    facts: Sequence[LayerFacts], held: Held, sizes: Sequence[int], mesh: Mesh, part: int, sample: Tensor
 ) -> tuple[StageFacts, list[SegmentFacts]]:
-    """Return the sizes of the stage that a part of a replica holds, and of its segments; `sample` are some samples."""
-    facts = facts_of(layers, sample)
+    """Return the sizes of the stage that a part of a replica holds, and of its segments; `sample` are some samples.
+
+    `facts` are those of the layers of the whole model.
+    """
     stage = StageFacts.of(facts, tuple(sample.shape[1:]), sizes, mesh.stage_of(part))
     x = sample.new_zeros((len(sample), *stage.takes))
     return stage, segment_facts(held.segments, x, facts, first=stage.is_first)
@@ -139,7 +142,8 @@ class Stage:
         if mesh.pipeline > 1:
             self._activations = replica.split(lambda rank: rank * 0)
             self._gradients = replica.split(lambda rank: rank * 0)
-        self.most_samples = 0  # whose activations were kept at the same time
+        self.most_samples = 0  # between their forward and their backward pass at the same time
+        self.largest_piece = 0  # samples of a micro-batch
         self._before, self._after = replica.rank - mesh.tensor, replica.rank + mesh.tensor
 
     def step(self, batch: Batch, weight: float, clock: Clock) -> Tensor | None:
@@ -185,14 +189,24 @@ class Stage:
             sizes = cut(samples, min(self._micro_batches, samples)).tolist()
             moves = list(self._order(self.facts.stage, self.facts.stages, len(sizes)))
             self._programs[samples] = sizes, moves
+            self.largest_piece = max(self.largest_piece, *sizes)
         return self._programs[samples]
+
+
+class Pass(NamedTuple):
+    """Forward pass of a segment: inputs, outputs unless they are computed again, and the generators before it."""
+
+    inputs: list[Tensor]
+    outputs: list[Tensor] | None
+    generators: dict[str, Any]
 
 
 class StageArithmetic:
     """Implements `StageCompute` by torch's autograd, segment by segment.
 
     It ends at the borders of the stage, and where outputs or gradients are summed over the workers that share its
-    layers: no communication happens inside autograd.
+    layers: no communication happens inside autograd. What `recompute` gives up is computed again before the backward
+    pass of a micro-batch: each segment by itself from its inputs (`layer`), or the stage from its input (`all`).
     """
 
     def __init__(
@@ -203,29 +217,18 @@ class StageArithmetic:
         loss: Callable[[Tensor, Tensor], Tensor],
         sharing: Communicator,
         like: Tensor,
+        recompute: Recompute = "none",
     ) -> None:
         self._facts, self._segments, self._sizes = facts, segments, sizes
-        self._loss, self._sharing, self._like = loss, sharing, like
-        self._kept: dict[int, list[tuple[list[Tensor], list[Tensor]]]] = {}  # inputs and outputs of each segment
+        self._loss, self._sharing, self._like, self._recompute = loss, sharing, like, recompute
+        self._kept: dict[int, list[Pass]] = {}  # of each segment, by micro-batch
         self._of_loss: dict[int, Tensor] = {}  # gradients of the outputs
 
     def forward(self, place: int, x: Tensor, y: Tensor, scale: float, clock: Clock) -> Tensor:
-        samples, state, kept = len(x), [x], []
-        for segment, size in zip(self._segments, self._sizes, strict=True):
-            taken = state[-1:] if segment.divided else state
-            inputs = [each.detach().requires_grad_(size.needed) for each in taken]
-            outputs = called(segment.module, inputs)
-            kept.append((inputs, outputs))
-            if segment.divided:
-                total = outputs[0].detach().clone(memory_format=torch.contiguous_format)
-                clock.did(Task.FORWARD, samples, size.forward)
-                self._sharing.allreduce_(total)
-                state = [*state[:-1], total]
-            else:
-                state = outputs
-                clock.did(Task.FORWARD, samples, size.forward)
-        self._kept[place] = kept
-        made = state[-1]
+        made, passes = self._through(x, clock)
+        if self._recompute == "all":
+            passes[1:] = [each._replace(inputs=[]) for each in passes[1:]]
+        self._kept[place] = passes
         if self._facts.is_last:
             leaf = made.detach().requires_grad_()
             made = self._loss(leaf, y)
@@ -234,11 +237,42 @@ class StageArithmetic:
             self._of_loss[place] = leaf.grad
         return made
 
+    def _through(self, x: Tensor, clock: Clock, before: Sequence[Pass] = ()) -> tuple[Tensor, list[Pass]]:
+        """Return the output of the stage, and the passes of its segments: new ones, or those `before` made again."""
+        state, passes = [x], []
+        for place, (segment, size) in enumerate(zip(self._segments, self._sizes, strict=True)):
+            taken = state[-1:] if segment.divided else state
+            inputs = [each.detach().requires_grad_(size.needed) for each in taken]
+            if before:
+                outputs = _again(segment, inputs, before[place].generators)
+                passes.append(Pass(inputs, outputs, {}))
+            elif self._recompute == "none":
+                outputs = called(segment.module, inputs)
+                passes.append(Pass(inputs, outputs, {}))
+            else:
+                passes.append(Pass(inputs, None, _generators(x)))
+                with torch.no_grad():
+                    outputs = called(segment.module, inputs)
+            clock.did(Task.FORWARD, len(x), size.forward)
+            if segment.divided:
+                total = outputs[0].detach().clone(memory_format=torch.contiguous_format)
+                self._sharing.allreduce_(total)
+                state = [*state[:-1], total]
+            else:
+                state = outputs
+        return state[-1], passes
+
     def backward(self, place: int, gradient: Tensor | None, clock: Clock) -> Tensor:
         gradients = [self._of_loss.pop(place) if gradient is None else gradient]
-        for segment, size, (inputs, outputs) in zip(
-            reversed(self._segments), reversed(self._sizes), reversed(self._kept.pop(place)), strict=True
+        passes = self._kept.pop(place)
+        if self._recompute == "all":
+            _, passes = self._through(passes[0].inputs[0], clock, passes)
+        for segment, size, (inputs, outputs, generators) in zip(
+            reversed(self._segments), reversed(self._sizes), reversed(passes), strict=True
         ):
+            if outputs is None:
+                outputs = _again(segment, inputs, generators)
+                clock.did(Task.FORWARD, len(inputs[0]), size.forward)
             given = gradients[-1:] if segment.divided else gradients
             tracked = [(each, own) for each, own in zip(outputs, given, strict=True) if each.requires_grad]
             if tracked:
@@ -265,25 +299,66 @@ class StageArithmetic:
         return part if total is None else total + part
 
 
+def _generators(x: Tensor) -> dict[str, Any]:
+    """Return the states of the generators that a forward pass of `x` may draw from."""
+    states = random_state()
+    if x.is_cuda:
+        states["cuda"] = torch.cuda.get_rng_state(x.device)
+    return states
+
+
+def _put_back(states: dict[str, Any], x: Tensor) -> None:
+    put_back({name: state for name, state in states.items() if name != "cuda"})
+    if x.is_cuda:
+        torch.cuda.set_rng_state(states["cuda"], x.device)
+
+
+def _again(segment: Segment, inputs: Sequence[Tensor], generators: dict[str, Any]) -> list[Tensor]:
+    """Make a forward pass again: with the numbers that it drew, and without a trace in generators and buffers."""
+    now = _generators(inputs[0])
+    buffers = [(buffer, buffer.clone()) for buffer in segment.module.buffers()]
+    _put_back(generators, inputs[0])
+    outputs = called(segment.module, inputs)
+    _put_back(now, inputs[0])
+    for buffer, value in buffers:
+        buffer.data.copy_(value)  # not seen by autograd, which may hold the buffer
+    return outputs
+
+
 class StageShapes:
     """Implements `StageCompute` without arithmetic: outputs have only their shapes."""
 
-    def __init__(self, facts: StageFacts, sizes: Sequence[SegmentFacts], sharing: Communicator, like: Tensor) -> None:
+    def __init__(
+        self,
+        facts: StageFacts,
+        sizes: Sequence[SegmentFacts],
+        sharing: Communicator,
+        like: Tensor,
+        recompute: Recompute = "none",
+    ) -> None:
         self._facts, self._sizes, self._sharing, self._like = facts, sizes, sharing, like
+        self._recompute = recompute
         self._samples: dict[int, int] = {}  # of each micro-batch
         self._rooms: dict[tuple[int, ...], Tensor] = {}
 
     def forward(self, place: int, x: Tensor, y: Tensor, scale: float, clock: Clock) -> Tensor:
         self._samples[place] = samples = len(x)
+        self._through(samples, clock)
+        return self.room(() if self._facts.is_last else (samples, *self._facts.gives))
+
+    def _through(self, samples: int, clock: Clock) -> None:
         for size in self._sizes:
             clock.did(Task.FORWARD, samples, size.forward)
             if size.divided:
                 self._sharing.allreduce_(self.room((samples, *size.gives)))
-        return self.room(() if self._facts.is_last else (samples, *self._facts.gives))
 
     def backward(self, place: int, gradient: Tensor | None, clock: Clock) -> Tensor:
         samples = self._samples[place]
+        if self._recompute == "all":
+            self._through(samples, clock)
         for size in reversed(self._sizes):
+            if self._recompute == "layer":
+                clock.did(Task.FORWARD, samples, size.forward)
             clock.did(Task.BACKWARD, samples, size.backward)
             if size.divided and size.needed:
                 self._sharing.allreduce_(self.room((samples, *size.takes)))

@@ -129,6 +129,12 @@ def stated_cluster(row: Any, share: float = 1.0, *, one_flow: bool = True, flow_
     return _cluster(int(row.devices_per_node), share * intra, shared_by, share * inter, 50e-6 if slow else 4e-6)
 
 
+def linked(links: str, devices: int) -> Cluster:
+    """Return a node of devices that are joined by `links`, as a row names them."""
+    rate = next((rate for name, rate in _INTRA.items() if links.startswith(name)), _PCIE)
+    return _cluster(devices, rate, 1, rate, 4e-6)
+
+
 @cache
 def _cluster(per_node: int, intra: float, shared_by: int, inter: float, latency_s: float) -> Cluster:
     source = "data sheet or published; latency assumed"

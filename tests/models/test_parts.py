@@ -75,3 +75,16 @@ def test_sizes_of_layers_count_their_products():
     assert first.forward == pytest.approx(2 * 9 * 96, rel=0.2)
     assert last.forward == 2 * 96 * 5
     assert (first.backward, last.backward) == (first.forward, 2 * last.forward)
+
+
+@pytest.mark.parametrize("norm_first", [True, False])
+def test_counted_work_is_the_same_with_and_without_memory(norm_first):
+    """Attention is one fused operation of the CPU in evaluation mode; cuts by times have to agree with recordings."""
+    block = nn.TransformerEncoderLayer(8, 2, 16, 0.0, batch_first=True, norm_first=norm_first)
+    model = nn.Sequential(nn.Linear(8, 8), block, nn.Linear(8, 3))
+    real = facts_of(layers_of(model, "mine"), torch.zeros(2, 4, 8))
+    without = facts_of(layers_of(model.to("meta"), "mine"), torch.empty(2, 4, 8, device="meta"))
+    assert real == without
+    assert real[1].forward > 2 * 4 * (4 * 8 * 8 + 2 * 8 * 16), "products of attention and of the feed-forward part"
+    assert torch.backends.mha.get_fastpath_enabled()
+    assert torch.backends.cuda.flash_sdp_enabled()

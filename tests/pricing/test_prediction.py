@@ -13,6 +13,7 @@ from scalebench.cluster.engine_costs import EngineCost, EngineCosts
 from scalebench.cluster.load import load_cluster
 from scalebench.errors import ModelError, StudyError
 from scalebench.models.layer_counting import count_model
+from scalebench.models.layer_files import load_layers
 from scalebench.models.layers import Layer, LayerTable
 from scalebench.models.registry import build_model
 from scalebench.pricing.calibration_file import Calibration, Trained, read_calibration
@@ -180,9 +181,9 @@ def cuttable() -> Predictor:
     [
         ("model_parallel", 8),
         ("pipeline: {stages: 4, micro_batches: 8}", 16),
-        ("pipeline: {schedule: gpipe, balance: [2, 4]}", 2),
+        ("pipeline: {schedule: gpipe, balance: [2, 4], recompute: all}", 2),
         ("tensor: {degree: 4}", 8),
-        ("hybrid: {tensor: 2, micro_batches: 2, within: {local_sgd: {steps: 4}}}", 8),
+        ("hybrid: {tensor: 2, micro_batches: 2, recompute: layer, within: {local_sgd: {steps: 4}}}", 8),
         ("fsdp: {shard: 1}", 4),
         ("fsdp", 16),
     ],
@@ -197,7 +198,7 @@ def test_parts_of_a_model_are_predicted_as_every_step_is_priced(strategy, worker
     assert batch == 16
     run = own._run(component, workers, 6)
     plan = EvenPlan(mesh.data, steps, 16)
-    schedules = list(record_each(run, program, plan, own._model, 4, cut=own._cut(16 / pieces)))
+    schedules = list(record_each(run, program, plan, own._model, 4, cut=own.cut(16 / pieces)))
     table = step_table(own.platform.device, own.workload.layers, sorted({16, 16 // pieces}))
     charges = Charges(own._costs_on(own.platform, "mpi"), [StepTimes(table, repetition=None)], np.ones(workers))
     (whole,) = price(schedules, charges)
@@ -221,6 +222,42 @@ def test_bubbles_shrink_with_micro_batches_and_layers_that_cannot_be_cut_are_ref
         own.times(Component(name="pipeline"), 5, [Case(own.platform, 16)])
     with pytest.raises(ModelError, match="0 cannot be shared by 3 workers, as 3 does not divide its width 64"):
         own.times(Component(name="tensor", options={"degree": 3}), 3, [Case(own.platform, 16)])
+
+
+def test_a_cut_by_times_shortens_a_step():
+    """Six products with work in 1 : 4 : 16 : 16 : 4 : 1, the two largest of which an even cut places on one stage."""
+    own = cuttable()
+    found = {}
+    for balance in ("even", "times"):
+        component = Component(name="pipeline", options={"stages": 3, "micro_batches": 8, "balance": balance})
+        found[balance] = float(own.times(component, 3, [Case(own.platform, 16)]).time[0])
+    assert [each.part.stage.last for each in own.schedules(component, 3)] == [3, 4, 6]
+    assert found["times"] < 0.8 * found["even"]
+
+
+def test_recomputation_takes_another_forward_pass_and_keeps_less():
+    own, compute, memory = cuttable(), [], []
+    for recompute in ("none", "layer", "all"):
+        component = Component(name="pipeline", options={"schedule": "gpipe", "recompute": recompute})
+        compute.append(float(own.times(component, 2, [Case(own.platform, 16)]).compute[0]))
+        memory.append(memory_of(own, component, 2))
+    none, *again = compute  # a third of a step is the forward pass
+    assert again == pytest.approx([none * 4 / 3] * 2, rel=1e-12)
+    # Elements of samples: of the first stage 2 (64 + 128 + 256) are kept; of the second one its inputs 256 + 128 + 64
+    # and 2 x 128 of a layer, or its input 256 and 2 (128 + 64 + 32).
+    kept = [16 * 896, 16 * 448 + 4 * 256, 16 * 256 + 4 * 448]
+    assert [each.activations for each in memory] == [4 * elements for elements in kept]
+    assert max(each.parameters for each in memory) - min(each.parameters for each in memory) == 4 * 224
+
+
+def test_attention_in_a_table_is_divided_by_heads():
+    platform = Platform(load_cluster("juwels-booster"), Stated(1e-3, 16))
+    own = Predictor(Workload(load_layers("vit_b16"), 1600, 1, 16), platform)
+    own.times(Component(name="tensor", options={"degree": 4}), 4, [Case(platform, 16)])
+    with pytest.raises(
+        ModelError, match=r"bmm cannot be shared by 8 workers, as 8 does not divide its number of heads 12"
+    ):
+        own.times(Component(name="tensor", options={"degree": 8}), 8, [Case(platform, 16)])
 
 
 def test_memory_of_parts_is_that_of_the_fullest_worker():

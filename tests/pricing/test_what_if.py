@@ -5,6 +5,7 @@ import pytest
 
 from scalebench.cluster.load import load_cluster
 from scalebench.errors import UsageError
+from scalebench.models.layer_files import load_layers
 from scalebench.models.layers import Layer, LayerTable
 from scalebench.pricing.devices import Stated
 from scalebench.pricing.grid import predict
@@ -87,3 +88,20 @@ def test_axis_without_effect_is_named():
 def test_bad_axis_is_refused(axes, strategy, message):
     with pytest.raises(UsageError, match=message):
         what_if(predictor(), Component(name=strategy), 4, [Axis(*axis) for axis in axes])
+
+
+def test_divisions_of_a_replica_are_axes():
+    platform = Platform(load_cluster("juwels-booster"), Stated(0.1, 64))
+    own = Predictor(Workload(load_layers("vit_b16"), 64_000, 2, 64, in_all=True), platform)
+    pipeline = Component(name="pipeline", options={"stages": 4, "balance": "times"})
+    plane = what_if(own, pipeline, 4, [Axis.parse("micro_batches=4,8,16")])
+    for row, pieces in enumerate((4, 8, 16)):
+        alike = Component(name="pipeline", options={**pipeline.options, "micro_batches": pieces})
+        assert plane.train_s[row, 0] == pytest.approx(float(own.times(alike, 4, [Case(platform, 64)]).time[0]))
+    assert (np.diff(plane.train_s[:, 0]) < 0).all()
+    hybrid = Component(name="hybrid", options={"micro_batches": 8})
+    plane = what_if(own, hybrid, 8, [Axis.parse("pipeline=2,4"), Axis.parse("tensor=1,2")])
+    alike = Component(name="hybrid", options={"micro_batches": 8, "pipeline": 4, "tensor": 2})
+    assert plane.train_s[1, 1] == pytest.approx(float(own.times(alike, 8, [Case(platform, 64)]).time[0]))
+    with pytest.raises(UsageError, match="axis tensor: strategy pipeline has none; use tensor or hybrid"):
+        what_if(own, pipeline, 4, [Axis.parse("tensor=2,4")])

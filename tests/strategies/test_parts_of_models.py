@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from itertools import pairwise
+from itertools import accumulate, combinations, pairwise
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 from torch import nn
 
 from scalebench.errors import ModelError, StudyError
@@ -47,11 +49,16 @@ CASES = [
     ({"hybrid": {"tensor": 2}}, 4, 1, 4),
     ({"hybrid": {"data": 2, "tensor": 2, "schedule": "gpipe", "micro_batches": 2}}, 8, 2, 2),
     ({"hybrid": {"data": 2, "pipeline": 1, "tensor": 2}}, 4, 2, 1),
+    ({"pipeline": {"stages": 3, "balance": "times"}}, 3, 1, 4),
+    ({"pipeline": {"schedule": "gpipe", "recompute": "layer"}}, 2, 1, 4),
+    ({"pipeline": {"stages": 3, "recompute": "all"}}, 6, 2, 4),
+    ({"hybrid": {"tensor": 2, "micro_batches": 2, "recompute": "layer"}}, 4, 1, 2),
+    ({"tensor": {"recompute": "all"}}, 2, 1, 1),
 ]
 ON_RANKS = {  # by place in CASES
     "mlp": [1, 2, 5, 10],
-    "convolutional": [3, 6, 8, 13],
-    "transformer": [2, 8, 11],
+    "convolutional": [3, 6, 8, 13, 14, 15],
+    "transformer": [2, 8, 11, 17],
 }
 WITHIN = ["allreduce", {"local_sgd": {"steps": 3, "optimizer_state": "average"}}, {"slowmo": {"steps": 4}}]
 WITHIN += [{"diloco": {"steps": 4}}, {"daso-heat": {"devices_per_node": 1, "warm_up_epochs": 1, "cool_down_epochs": 0}}]
@@ -67,7 +74,7 @@ def balanced(strategy, model):
     if isinstance(strategy, str) or model == "mlp":
         return strategy
     ((name, options),) = strategy.items()
-    return {name: {**options, "balance": [1, 1, 3]}} if "balance" in options else strategy
+    return {name: {**options, "balance": [1, 1, 3]}} if isinstance(options.get("balance"), list) else strategy
 
 
 @pytest.mark.parametrize("model", MODELS)
@@ -81,6 +88,25 @@ def test_parts_train_as_whole_models_in_the_same_micro_batches(
     torch.testing.assert_close(weights["final"], expected, **EXACT)
     assert [len(worker.epochs) for worker in outcome.workers] == [2] * workers
     assert outcome.facts.parameters == len(expected)
+
+
+def drawing(input_shape, outputs):
+    """Statistics of batches, and dropout, which draws numbers."""
+    first = nn.Sequential(nn.Flatten(), nn.Linear(64, 8), nn.BatchNorm1d(8), nn.ReLU())
+    return nn.Sequential(first, nn.Dropout(0.5), nn.Linear(8, 8), nn.Dropout(0.5), nn.Linear(8, outputs))
+
+
+@pytest.mark.parametrize("recompute", ["layer", "all"])
+def test_what_is_computed_again_draws_the_same_numbers_and_counts_once(play, patterns, recompute):
+    """Weights and metrics, of running statistics, bit for bit."""
+    found = []
+    for kept in ("none", recompute):
+        options = {"micro_batches": 2, "recompute": kept, "schedule": "gpipe"}
+        outcome, weights = play({"pipeline": options}, 2, data=patterns, model=f"{__file__}:drawing", epochs=3)
+        found.append((weights["final"], [each.metric for each in outcome.evaluations]))
+    (kept, metrics), (again, metrics_again) = found
+    assert torch.equal(kept, again)
+    assert metrics == metrics_again
 
 
 def test_the_last_batch_may_have_fewer_samples_than_micro_batches(play, make_run, patterns):
@@ -195,6 +221,18 @@ def test_1f1b_keeps_as_many_forwards_ahead_as_stages_follow():
     assert moves(pipeline, 2, 3, 4) == "F0 B0 F1 B1 F2 B2 F3 B3"
 
 
+@given(st.lists(st.integers(1, 50), min_size=2, max_size=9), st.data())
+def test_a_cut_by_times_has_the_fastest_slowest_stage(work, data):
+    stages = data.draw(st.integers(2, len(work)))
+    cuts = [[0, *inner, len(work)] for inner in combinations(range(1, len(work)), stages - 1)]
+    least = min(max(sum(work[first:last]) for first, last in pairwise(cut)) for cut in cuts)
+    options = {"stages": stages, "micro_batches": stages, "balance": "times"}
+    sizes = registry.create("pipeline", options).place(work, stages)
+    assert (len(sizes), sum(sizes), min(sizes) > 0) == (stages, len(work), True)
+    ends = [0, *accumulate(sizes)]
+    assert max(sum(work[first:last]) for first, last in pairwise(ends)) == least
+
+
 def test_gpipe_makes_all_forwards_first():
     gpipe = "pipeline", {"micro_batches": 3, "schedule": "gpipe"}
     assert moves(gpipe, 0, 2, 3) == moves(gpipe, 1, 2, 3) == "F0 F1 F2 B0 B1 B2"
@@ -273,7 +311,12 @@ def test_options_that_contradict_each_other_are_refused(options, said):
 
 def layers(*widths):
     model = nn.Sequential(*(nn.Linear(before, after) for before, after in pairwise(widths)))
-    return replace(setting(4), layers=layers_of(model, "mine"))
+    return cut_into(layers_of(model, "mine"))
+
+
+def cut_into(found):
+    """Return the setting of a model of these layers, which take equally long."""
+    return replace(setting(4), layers=found, layer_work=[1.0] * len(found))
 
 
 @pytest.mark.parametrize(
@@ -298,7 +341,7 @@ def test_norms_of_layers_and_dropout_do_not_go_with_shares():
         registry.create("tensor", {}).check(lamb)
     model = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4), nn.Dropout(0.1), nn.Linear(4, 4))
     with pytest.raises(ModelError, match=r"dropout of 0\.1"):
-        registry.create("tensor", {}).check(replace(setting(4), layers=layers_of(model, "mine")))
+        registry.create("tensor", {}).check(cut_into(layers_of(model, "mine")))
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,422 @@
+"""Layouts of a training on a number of devices: the memory and the least time of each, and the best of all.
+
+A layout says how devices divide into replicas, stages and shares of layers, in how many micro-batches the batch of a
+replica moves, and what is sharded or computed again. The search is exhaustive by branch and bound: a layout is priced
+unless its compute and communication alone, without any waiting, take longer than a layout that was priced.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from functools import cache, cached_property
+from typing import NamedTuple, NoReturn, cast
+
+import torch
+from torch import nn
+
+from scalebench.cluster.mesh import Mesh
+from scalebench.errors import ModelError, StudyError, UsageError
+from scalebench.models.layers import ELEMENT_BYTES
+from scalebench.models.parts import Layer, facts_of, layers_of
+from scalebench.pricing.memory import WorkerMemory, part_memory
+from scalebench.pricing.prediction import SERIAL, Case, Predictor, optimizer_states
+from scalebench.pricing.schedule import PartMemory
+from scalebench.pricing.table_cut import HeldRows, TableCut
+from scalebench.pricing.uncertainty import cases_at_ends, interval, seconds_at_ends, uncertainty_of
+from scalebench.pricing.validity import memory_of
+from scalebench.strategies.base import Move, Recompute
+from scalebench.strategies.parts import PartsOfModel
+from scalebench.study.spec import Component
+
+_GIB = 2**30
+_MOST_PIECES = 8  # micro-batches for each stage: they idle for a ninth of the step at most
+_RECOMPUTE: tuple[Recompute, ...] = ("none", "layer", "all")  # the fastest first
+DATA = Component(name="ddp")
+SHARDED = [Component(name="fsdp", options={"shard": shard}) for shard in (1, 2, 3)]
+
+
+class Layout(NamedTuple):
+    """A strategy on all devices; of each `kind` the best one is shown."""
+
+    kind: str
+    strategy: Component
+    mesh: Mesh
+    micro_batches: int = 1
+
+
+@dataclass(frozen=True)
+class Step:
+    """Prediction of a step by a layout, and the memory of its fullest worker; seconds are means over the workers.
+
+    `low_s` and `high_s` are the interval of `step_s`, `ends_s` the seconds at each of `uncertainty.ENDS`.
+    """
+
+    layout: Layout
+    step_s: float
+    low_s: float
+    high_s: float
+    ends_s: tuple[float, ...]
+    compute_s: float
+    comm_s: float  # exposed, without the bubble
+    bubble_s: float
+    memory: WorkerMemory
+
+
+class StageOf(NamedTuple):
+    """A stage of a layout: its layers, seconds of both passes of a micro-batch, and memory of one of its workers."""
+
+    first: str
+    last: str
+    layers: int
+    pass_s: float
+    memory: WorkerMemory
+
+
+@dataclass(frozen=True)
+class Plan:
+    """The best layout of each kind that fits, by time, and the one that is found by one decision after the other.
+
+    `alone_s` are the seconds of the step on one device, `tried` and `priced` count layouts.
+    """
+
+    steps: list[Step]
+    greedy: Step | None
+    alone_s: float
+    tried: int
+    priced: int
+    unfitting: list[Layout]
+
+    @property
+    def best(self) -> Step:
+        return self.steps[0]
+
+
+class Planner:
+    """Prices the layouts of one step of a workload, whose batch is that of all devices.
+
+    Layouts that `model` cannot be divided into are left out, where the workload is of a module on torch's meta device;
+    all that divide it if it cannot be cut, `uncut` says why.
+    """
+
+    def __init__(self, predictor: Predictor, devices: int, model: nn.Module | None = None) -> None:
+        workload = replace(predictor.workload, samples=predictor.workload.batch, epochs=1, in_all=True)
+        self.predictor = Predictor(workload, predictor.platform)
+        self.devices, self.batch = devices, workload.batch
+        self._priced: dict[str, Step] = {}
+        self._sizes: dict[tuple[int, int], Sequence[int]] = {}  # layers by stage, of a cut into so many stages
+        self._held: dict[object, HeldRows] = {}
+        self._shareable: dict[int, bool] = {}
+        self._layers: list[Layer] = []  # of the module
+        self._work: list[float] = []  # of a step in each of them
+        self.uncut = ""
+        if model is not None:
+            self._cut_into_layers(model)
+
+    def _cut_into_layers(self, model: nn.Module) -> None:
+        layers = self.predictor.workload.layers
+        try:
+            self._layers = layers_of(model, layers.name)
+        except ModelError as error:
+            self.uncut = str(error)
+            return
+        sample = torch.empty(2, *layers.input_shape, device="meta", dtype=next(model.parameters()).dtype)
+        self._work = [each.work for each in facts_of(self._layers, sample)]
+
+    # --- layouts ------------------------------------------------------------------------------------------------
+
+    @cached_property
+    def layouts(self) -> list[Layout]:
+        """All layouts of the devices: of those in parts each with the first of _RECOMPUTE that fits."""
+        found = []
+        if self.batch >= self.devices:
+            found = [Layout("data", DATA, Mesh(self.devices))]
+            sharded = SHARDED[:1] if self.uncut else SHARDED  # the whole model, or layers
+            found += [Layout(str(each), each, Mesh(self.devices)) for each in sharded] if self.devices > 1 else []
+        if self.uncut:
+            return found
+        for mesh, pieces in _divisions(self.devices, self.batch, len(self._cut(1).layers)):
+            if self._is_shareable(mesh.tensor) and (layout := self._in_parts(mesh, pieces)) is not None:
+                found.append(layout)
+        return found
+
+    def _in_parts(self, mesh: Mesh, pieces: int) -> Layout | None:
+        """Return the layout of a mesh that computes least again of those that fit, else the one that needs least.
+
+        None if a stage has nothing to share among its workers.
+        """
+        tried: list[Layout] = []
+        for recompute in _RECOMPUTE:
+            layout = _in_parts(mesh, pieces, recompute)
+            if not tried and not self._can_be_held(layout):
+                return None
+            if self.fits(layout):
+                return layout
+            tried.append(layout)
+        return min(tried, key=lambda each: self.memory(each).total)
+
+    def _is_shareable(self, degree: int) -> bool:
+        """Return True if so many workers can share the layers of the model."""
+        if degree not in self._shareable:
+            cut = self._cut(1)
+            try:
+                cut.held([len(cut.layers)], Mesh(tensor=degree), 0)
+                self._shareable[degree] = True
+            except ModelError:
+                self._shareable[degree] = False
+        return self._shareable[degree]
+
+    def fits(self, layout: Layout) -> bool:
+        """Return True if the fullest worker fits into the memory of a device, or if that is not known."""
+        has = self.predictor.platform.memory_gib
+        return has is None or self.memory(layout).total <= has * _GIB
+
+    def memory(self, layout: Layout) -> WorkerMemory:
+        """Return the memory of the fullest worker."""
+        if layout.mesh.parts == 1:
+            return memory_of(self.predictor, layout.strategy, self.devices)
+        return max(self._memories(layout), key=lambda each: each.total)
+
+    def _memories(self, layout: Layout) -> list[WorkerMemory]:
+        """Return the memory of a worker of each stage."""
+        workload, strategy, mesh = self.predictor.workload, self._strategy(layout), layout.mesh
+        states, found = optimizer_states(workload.optimizer), []
+        share = self.batch // mesh.data
+        piece = share // layout.micro_batches
+        for stage in range(mesh.pipeline):
+            held = self._held_by(layout, stage)
+            samples = piece * _most_kept(strategy.order(stage, mesh.pipeline, layout.micro_batches))
+            own = held.parameters
+            part = PartMemory(held.stage, own, own, own, samples, piece, held.kept)
+            found.append(part_memory(workload.layers, share, workload.dtype, states, part, workload.products))
+        return found
+
+    def stages(self, layout: Layout) -> list[StageOf]:
+        """Return the stages of a layout in parts."""
+        forward, backward, _ = self._seconds(layout)
+        layers, found = self._cut_of(layout).layers, []
+        for stage, memory in enumerate(self._memories(layout)):
+            held = self._held_by(layout, stage)
+            facts = held.stage
+            seconds = forward * sum(each.forward for each in held.segments)
+            seconds += backward * sum(each.backward for each in held.segments)
+            ends = layers[facts.first].name, layers[facts.last - 1].name
+            found.append(StageOf(*ends, facts.last - facts.first, seconds, memory))
+        return found
+
+    def _strategy(self, layout: Layout) -> PartsOfModel:
+        return cast(PartsOfModel, self.predictor.strategy(layout.strategy))
+
+    def _cut(self, samples: float) -> TableCut:
+        return self.predictor.cut(samples)
+
+    def _cut_of(self, layout: Layout) -> TableCut:
+        return self._cut(self.batch / layout.mesh.data / layout.micro_batches)
+
+    def _seconds(self, layout: Layout) -> tuple[float, float, float]:
+        """Return the seconds of both passes of a micro-batch through the whole model, and of an update of it."""
+        samples = self.batch / layout.mesh.data
+        return self.predictor.step_seconds(self.devices, samples, layout.micro_batches)
+
+    def _can_be_held(self, layout: Layout) -> bool:
+        try:
+            for stage in range(layout.mesh.pipeline):
+                self._held_by(layout, stage)
+            if self._layers:
+                strategy = self._strategy(layout)
+                strategy.require_shares(self._layers, strategy.sizes_of(self._work, layout.mesh), layout.mesh)
+        except (ModelError, StudyError):
+            return False
+        return True
+
+    def _held_by(self, layout: Layout, stage: int) -> HeldRows:
+        strategy, cut, mesh = self._strategy(layout), self._cut_of(layout), layout.mesh
+        key = (id(cut), mesh.pipeline, mesh.tensor, stage, strategy.recompute)
+        if key not in self._held:
+            if key[:2] not in self._sizes:
+                self._sizes[key[:2]] = strategy.place(cut.work, mesh.pipeline)
+            self._held[key] = cut.held(self._sizes[key[:2]], mesh, stage * mesh.tensor, strategy.recompute)
+        return self._held[key]
+
+    # --- times --------------------------------------------------------------------------------------------------
+
+    def least_s(self, layout: Layout) -> float:
+        """Return seconds that a step takes at least: no worker waits, but for the first micro-batch and the last one.
+
+        Stage s begins after the forward pass of a micro-batch through the stages before it, and after its last backward
+        pass these have theirs.
+        """
+        mesh, pieces = layout.mesh, layout.micro_batches
+        if mesh.parts == 1:
+            return 0.0
+        forward, backward, update = self._seconds(layout)
+        costs = self.predictor.communication(layout.strategy)
+        number = ELEMENT_BYTES[self.predictor.workload.dtype]
+        piece = self.batch // mesh.data // pieces
+        before_s = after_s = first_end_s = least = 0.0
+        for stage in range(mesh.pipeline):
+            held = self._held_by(layout, stage)
+            own = range(stage * mesh.tensor, (stage + 1) * mesh.tensor)
+            one_forward = forward * sum(each.forward for each in held.segments)
+            one_backward = backward * sum(each.backward for each in held.segments)
+            again = one_forward
+            for each in held.segments:
+                if each.divided:
+                    one_forward += costs.allreduce(piece * each.gives[0] * number, own)
+                if each.divided and each.needed:
+                    one_backward += costs.allreduce(piece * each.takes[0] * number, own)
+            recompute = self._strategy(layout).recompute
+            one_backward += {"none": 0.0, "layer": again, "all": one_forward}[recompute]
+            end_s = update * held.parameters / self.predictor.workload.layers.parameters
+            if mesh.data > 1:
+                alike = range(own[0], self.devices, mesh.parts)
+                end_s += costs.allreduce(held.parameters * number, alike)
+            if stage == 0:
+                first_end_s = end_s
+            busy = before_s + pieces * (one_forward + one_backward)
+            least = max(least, busy + end_s, busy + after_s + first_end_s)
+            message = 0.0
+            if stage < mesh.pipeline - 1:
+                message = costs.message(piece * held.stage.gives[0] * number, own[0], own[0] + mesh.tensor)
+            before_s += one_forward + message
+            after_s += one_backward + message
+        return least
+
+    def price(self, layout: Layout) -> Step:
+        """Return the prediction of a step."""
+        key = str(layout.strategy)
+        if key not in self._priced:
+            platform, workers = self.predictor.platform, self.devices
+            known = uncertainty_of(self.predictor, layout.strategy, workers)
+            cases = [Case(platform, self.batch), *cases_at_ends(platform, known, self.batch)]
+            times = self.predictor.times(layout.strategy, workers, cases)
+            step_s, ends = float(times.time[0]), seconds_at_ends(times, 1)
+            self._priced[key] = Step(
+                layout,
+                step_s,
+                *interval(step_s, ends, known.margin),
+                ends,
+                compute_s=float(times.compute[0]),
+                comm_s=float(times.comm[0] - times.bubble[0]),
+                bubble_s=float(times.bubble[0]),
+                memory=self.memory(layout),
+            )
+        return self._priced[key]
+
+    # --- search -------------------------------------------------------------------------------------------------
+
+    def plan(self) -> Plan:
+        """Return the best layout of each kind.
+
+        Raises:
+            UsageError: none fits into the memory of a device, or there is none.
+        """
+        if not self.layouts:
+            raise UsageError(
+                f"--devices: {self.devices} devices cannot share a batch of {self.batch:,}; use a multiple of "
+                f"{self.devices}, or fewer devices"
+            )
+        fitting = [layout for layout in self.layouts if self.fits(layout)]
+        if not fitting:
+            self._refuse()
+        best: dict[str, Step] = {}
+        for layout, least in sorted(((each, self.least_s(each)) for each in fitting), key=lambda pair: pair[1]):
+            known = best.get(layout.kind)
+            if known is None or least < known.step_s:
+                step = self.price(layout)
+                if known is None or step.step_s < known.step_s:
+                    best[layout.kind] = step
+        priced = len(self._priced)
+        alone_s = float(self.predictor.times(SERIAL, 1, [Case(self.predictor.platform, self.batch)]).time[0])
+        steps = sorted(best.values(), key=lambda step: step.step_s)
+        unfitting = [layout for layout in self.layouts if layout not in fitting]
+        return Plan(steps, self._greedy(), alone_s, len(self.layouts), priced, unfitting)
+
+    def _greedy(self) -> Step | None:
+        """Return the layout by one decision after the other: tensor degree, then stages, then micro-batches.
+
+        Each takes the fastest that fits with the decisions before; of those that do not fit the one that needs least.
+        None if no layout is found that fits.
+        """
+        left = [layout for layout in self.layouts if layout.mesh.pipeline == 1]
+        if not left:
+            left = _with_fewest_pieces(self.layouts)
+        tensor = self._choose(left).mesh.tensor
+        left = [layout for layout in self.layouts if layout.mesh.tensor == tensor]
+        stages = self._choose(_with_fewest_pieces(left)).mesh.pipeline
+        chosen = self._choose([layout for layout in left if layout.mesh.pipeline == stages])
+        return self.price(chosen) if self.fits(chosen) else None
+
+    def _choose(self, layouts: Sequence[Layout]) -> Layout:
+        fitting = [layout for layout in layouts if self.fits(layout)]
+        if not fitting:
+            return min(layouts, key=lambda each: self.memory(each).total)
+        found: Step | None = None
+        for layout, least in sorted(((each, self.least_s(each)) for each in fitting), key=lambda pair: pair[1]):
+            if found is None or least < found.step_s:
+                step = self.price(layout)
+                found = step if found is None or step.step_s < found.step_s else found
+        assert found is not None
+        return found.layout
+
+    def _refuse(self) -> NoReturn:
+        layout = min(self.layouts, key=lambda each: self.memory(each).total)
+        memory = self.memory(layout)
+        parts = {name: int(getattr(memory, name)) for name in ("activations", "parameters", "gradients", "optimizer")}
+        largest = max(parts, key=lambda name: parts[name])
+        has = self.predictor.platform.memory_gib
+        raise UsageError(
+            f"--memory: no layout on {self.devices} devices fits into {has:g} GiB: the least is "
+            f"{memory.total / _GIB:.3g} GiB a worker, by {layout.strategy}, of {memory.model}, where {largest} take "
+            f"{parts[largest] / _GIB:.3g} GiB; use more devices, a smaller --batch, or devices with more memory"
+        )
+
+
+def _divisions(devices: int, batch: int, layers: int) -> Iterator[tuple[Mesh, int]]:
+    """Yield the meshes whose replicas have several workers, with each number of micro-batches."""
+    for parts in _divisors(devices)[1:]:
+        replicas = devices // parts
+        if batch % replicas:
+            continue
+        for stages in _divisors(parts):
+            mesh = Mesh(replicas, stages, parts // stages)
+            if stages > layers:
+                continue
+            pieces = [each for each in _divisors(batch // replicas) if stages <= each <= _MOST_PIECES * stages]
+            yield from ((mesh, each) for each in (pieces if stages > 1 else [1]))
+
+
+def _in_parts(mesh: Mesh, pieces: int, recompute: Recompute) -> Layout:
+    """Return the layout of a mesh whose stages are cut by times."""
+    options: dict[str, object] = {"recompute": recompute} if recompute != "none" else {}
+    if mesh.pipeline == 1:
+        return Layout("tensor", Component(name="tensor", options={"degree": mesh.tensor, **options}), mesh)
+    options = {"micro_batches": pieces, "balance": "times", **options}
+    if mesh.tensor == 1:
+        component = Component(name="pipeline", options={"stages": mesh.pipeline, **options})
+        return Layout("pipeline", component, mesh, pieces)
+    component = Component(name="hybrid", options={"pipeline": mesh.pipeline, "tensor": mesh.tensor, **options})
+    return Layout("hybrid", component, mesh, pieces)
+
+
+def _with_fewest_pieces(layouts: Sequence[Layout]) -> list[Layout]:
+    """Return the layouts without those of a mesh that have more micro-batches than another of it."""
+    fewest: dict[Mesh, int] = {}
+    for layout in layouts:
+        fewest[layout.mesh] = min(layout.micro_batches, fewest.get(layout.mesh, layout.micro_batches))
+    return [layout for layout in layouts if layout.micro_batches == fewest[layout.mesh]]
+
+
+def _most_kept(moves: Iterable[Move]) -> int:
+    """Return the most micro-batches between their forward and their backward pass."""
+    kept = most = 0
+    for move in moves:
+        kept += 1 if move.forward else -1
+        most = max(most, kept)
+    return most
+
+
+@cache
+def _divisors(number: int) -> list[int]:
+    """Return the divisors of a number in ascending order."""
+    return [each for each in range(1, number + 1) if number % each == 0]

@@ -1,0 +1,99 @@
+"""`scalebench plan`: its answer, the study that it writes, and what it refuses."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+import yaml
+
+from scalebench.analysis import load
+
+VIT = ("plan", "vit_b16", "--cluster", "juwels-booster", "--device", "a100-40gb", "--roofline")
+
+
+def test_one_sentence_answers_and_each_kind_has_a_row(invoke):
+    said = invoke(*VIT, "--devices", 8, "--batch", 64)
+    first, second, third, *rest = said.splitlines()
+    assert re.match(
+        r"vit_b16 on 8 a100-40gb at a global batch of 64: .* is the fastest of \d+ layouts, .* a worker;", first
+    )
+    assert "ends of the intervals" in second
+    assert "Deciding one number after the other" in third
+    rows = [line for line in rest if re.match(r"(ddp|fsdp|tensor|pipeline|hybrid)", line)]
+    counts = [sum(line.startswith(name) for line in rows) for name in ("ddp", "fsdp", "tensor", "pipeline", "hybrid")]
+    assert counts == [1, 3, 1, 1, 1]
+    assert sum(bool(re.match(r" *\d  (patches|blocks)", line)) for line in rest) > 1, "stages"
+
+
+def test_a_memory_cap_computes_again_or_is_refused(invoke):
+    said = invoke(*VIT, "--devices", 4, "--batch", 256, "--memory", "1.2GiB")
+    assert "do not fit into 1.2 GiB" in said
+    assert "recompute=" in said
+    assert "computed again" in said
+    refused = invoke(*VIT, "--devices", 4, "--batch", 256, "--memory", "0.2", code=2)
+    assert re.search(r"--memory: no layout on 4 devices fits into 0.2 GiB: the least is \S+ GiB a worker, by ", refused)
+    invoke(*VIT, "--devices", 4, "--batch", 256, "--memory", "4GB", code=2)
+
+
+@pytest.mark.parametrize("table", [True, False])
+def test_the_written_study_runs(invoke, tmp_path, monkeypatch, table):
+    monkeypatch.chdir(tmp_path)
+    place = ("--cluster", "juwels-booster", "--devices", 4, "--batch", 32, "--write", "study.yaml")
+    if table:
+        invoke("plan", "vit_b16", "--device", "a100-40gb", "--roofline", *place)
+    else:
+        (tmp_path / "net.py").write_text(
+            "from torch import nn\n\ndef build(input_shape, outputs):\n"
+            "    hidden = nn.Linear(12, 16), nn.ReLU(), nn.Linear(16, 16), nn.ReLU()\n"
+            "    return nn.Sequential(*hidden, nn.Linear(16, outputs))\n"
+        )
+        invoke("plan", "net.py:build", "--input", "12", "--step-time", 0.01, *place)
+    study = yaml.safe_load((tmp_path / "study.yaml").read_text())
+    if not table:
+        study["execution"] = "virtual"
+        (tmp_path / "study.yaml").write_text(yaml.safe_dump(study))
+    invoke("run", "study.yaml")
+    runs = load(tmp_path / "results" / study["name"]).completed
+    assert len(runs) == len(study["strategies"])
+    meshes = runs[["data_parallel", "pipeline_parallel", "tensor_parallel"]]
+    assert set(meshes.prod(axis=1)) == {1, 4}
+    assert set(runs["batch_global"]) == {32}
+
+
+NET = """
+from torch import nn
+
+class Residual(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.inner = nn.Linear(16, 16)
+
+    def forward(self, x):
+        return x + self.inner(x)
+
+def build(input_shape, outputs):
+    return nn.Sequential(Residual(), Residual(), nn.Linear(16, outputs))
+
+class Uncut(nn.Module):
+    def __init__(self, input_shape, outputs):
+        super().__init__()
+        self.first, self.second = nn.Linear(16, 16), nn.Linear(16, outputs)
+
+    def forward(self, x):
+        return self.second(self.first(x))
+"""
+
+
+def test_layouts_of_an_own_model_are_those_that_it_can_be_divided_into(invoke, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "net.py").write_text(NET)
+    place = ("--input", "16", "--step-time", 0.01, "--cluster", "juwels-booster", "--devices", 2, "--batch", 32)
+    rows = invoke("plan", "net.py:build", *place).splitlines()
+    assert any(row.startswith("tensor ") for row in rows)
+    assert any(row.startswith("pipeline ") for row in rows)
+    rows = invoke("plan", "net.py:build", *place[:-4], "--devices", 4, "--batch", 32).splitlines()
+    assert not any(row.startswith("hybrid ") for row in rows), "the first stage has nothing that torch modules share"
+    said = invoke("plan", "net.py:Uncut", *place)
+    assert re.search(r"layouts that divide the model are left out: model net.py:Uncut: Uncut cannot be cut", said)
+    assert not re.search(r"^(tensor|pipeline|fsdp shard 2)", said, re.MULTILINE)

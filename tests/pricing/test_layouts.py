@@ -1,0 +1,97 @@
+"""Layouts of a training: the best of all against pricing every one, memory against recordings, and refusals."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from scalebench.cluster.device import load_device
+from scalebench.cluster.load import load_cluster
+from scalebench.errors import UsageError
+from scalebench.models.layer_files import load_layers
+from scalebench.pricing.devices import Roofline
+from scalebench.pricing.layouts import Layout, Planner
+from scalebench.pricing.platform import Platform
+from scalebench.pricing.prediction import Case, Predictor, Workload
+from scalebench.pricing.validity import memory_of
+
+
+def planner(devices=8, batch=64, model="vit_b16", memory_gib=None, cluster="ethernet-10g"):
+    platform = Platform(load_cluster(cluster), Roofline(load_device("a100-40gb")), jitter=0.03, stated_gib=memory_gib)
+    return Planner(Predictor(Workload(load_layers(model), 1000 * batch, 90, batch, in_all=True), platform), devices)
+
+
+@pytest.mark.parametrize("cluster", ["ethernet-10g", "juwels-booster"])
+def test_the_best_is_that_of_pricing_every_layout(cluster):
+    own = planner(batch=32, cluster=cluster)
+    plan = own.plan()
+    assert plan.priced < plan.tried == len(own.layouts)
+    every = [own.price(layout) for layout in own.layouts]
+    for step in plan.steps:
+        assert step.step_s == min(each.step_s for each in every if each.layout.kind == step.layout.kind)
+    assert plan.best.step_s == min(each.step_s for each in every)
+    for each in every:
+        assert own.least_s(each.layout) <= each.step_s * (1 + 1e-9), each.layout
+    assert plan.greedy is not None
+    assert plan.greedy.step_s >= plan.best.step_s
+
+
+def test_layouts_are_all_meshes_with_their_micro_batches():
+    found = planner(devices=4, batch=8).layouts
+    meshes = {(each.mesh.data, each.mesh.pipeline, each.mesh.tensor, each.micro_batches) for each in found}
+    assert meshes == {
+        (4, 1, 1, 1), (2, 1, 2, 1), (1, 1, 4, 1), (2, 2, 1, 2), (2, 2, 1, 4), (1, 4, 1, 4), (1, 4, 1, 8),
+        (1, 2, 2, 2), (1, 2, 2, 4), (1, 2, 2, 8),
+    }  # fmt: skip
+    assert [each.kind for each in found].count("data") == 1
+    assert len({each.kind for each in found}) == 4 + 3  # data, three kinds of shards, tensor, pipeline, hybrid
+
+
+def test_memory_without_a_recording_is_that_of_the_recording():
+    own = planner(devices=8, batch=32, memory_gib=0.8)
+    computed_again = 0
+    for layout in own.layouts:
+        if layout.mesh.parts > 1:
+            recorded = memory_of(own.predictor, layout.strategy, 8)
+            assert own.memory(layout) == recorded, layout
+            computed_again += "recompute" in layout.strategy.options
+    assert computed_again
+
+
+def test_times_are_those_of_a_prediction():
+    """Of a step of many: pipelines of further steps begin where stages are free."""
+    own = planner(batch=64)
+    long = Predictor(replace(own.predictor.workload, samples=64 * 100), own.predictor.platform)
+    for step in own.plan().steps:
+        times = long.times(step.layout.strategy, 8, [Case(own.predictor.platform, 64)])
+        assert step.step_s == pytest.approx(float(times.time[0]) / 100, rel=0.03), step.layout
+
+
+def test_activations_are_computed_again_where_they_do_not_fit():
+    free, scarce = planner(batch=256), planner(batch=256, memory_gib=4)
+    assert not any("recompute" in step.layout.strategy.options for step in free.plan().steps)
+    plan = scarce.plan()
+    assert any("recompute" in step.layout.strategy.options for step in plan.steps)
+    assert all(step.memory.total <= 4 * 2**30 for step in plan.steps)
+    assert plan.unfitting
+    assert plan.best.step_s >= free.plan().best.step_s
+
+
+def test_memory_that_no_layout_fits_into_is_refused_with_the_least_and_its_place():
+    with pytest.raises(
+        UsageError, match=r"no layout on 4 devices fits into 0.1 GiB: the least is 0\.\d+ GiB a worker, by"
+    ):
+        planner(devices=4, memory_gib=0.1).plan()
+    with pytest.raises(UsageError, match="7 devices cannot share a batch of 5"):
+        planner(devices=7, batch=5, model="alexnet").plan()
+
+
+def test_stages_are_those_of_the_layout():
+    own = planner()
+    layout = next(each for each in own.layouts if each.mesh.pipeline == 4 and each.mesh.tensor == 1)
+    assert isinstance(layout, Layout)
+    stages = own.stages(layout)
+    assert sum(stage.layers for stage in stages) == 16
+    assert (stages[0].first, stages[-1].last) == ("patches", "norm")
+    assert sum(stage.memory.parameters for stage in stages) == 4 * own.predictor.workload.layers.parameters
