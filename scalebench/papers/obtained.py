@@ -198,11 +198,11 @@ def _median_epochs(curves: pd.DataFrame, target: float) -> Interval | None:
 
 
 def _over(rows: Rows, values: Callable[[pd.DataFrame], pd.Series[float]]) -> Interval | None:
-    """Median of `values` over that of the strategy in the argument, without an interval."""
+    """Median of `values` over that of the strategy in the argument, without an interval; None where it has none."""
     own, base = (
         float(np.median(values(runs))) if len(runs) else math.nan for runs in (rows.at, rows.of(rows.argument))
     )
-    return None if math.isnan(own / base) else _alone(own / base, len(rows.at))
+    return None if math.isnan(own) or not math.isfinite(base) else _alone(own / base, len(rows.at))
 
 
 def _compared(rows: Rows, table: pd.DataFrame, baseline: str, name: str) -> Interval | None:

@@ -213,6 +213,8 @@ def test_quantities_that_compare_two_strategies(results):
     assert one("time_over@asp") == one("largest_lead", results) == []
     slow = runs.assign(time_to_target_s=runs["time_to_target_s"].where(runs["label"] != "epoch_average"))
     assert one("target_time_over@allreduce", replace(results, runs=slow)) == [float("inf")]
+    slow.loc[slow["strategy"] == "allreduce", "time_to_target_s"] = None
+    assert one("target_time_over@allreduce", replace(results, runs=slow)) == [], "no ratio to what has no time"
 
 
 def test_a_number_at_one_place_is_drawn_and_several_along_their_arguments(tmp_path):
