@@ -6,7 +6,6 @@ import csv
 import io
 import re
 from dataclasses import replace
-from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -70,12 +69,14 @@ def table(results: Path | None, style: str, columns: str, output: Path | None, *
     shown = selection.of(cells(study))
     names = [name.strip() for name in columns.split(",") if name.strip()]
     found = tabulate(study, shown, [] if names == [_ALL] else names)
+    longer = ""
     if not names and style != "csv":
-        known, found = found, fitting_columns(found)
+        known, found = found, fitting_columns(_with_short_names(found))
+        longer = _long_names(known, found)
         if left := [column.title for column in known.columns if column not in found.columns]:
-            room = "a column" if sum(_widths_pt(found)) <= _COLUMN_PT else "the width"
+            room = "a column" if sum(_widths_pt(found, apart=_names_stand_apart(found))) <= _COLUMN_PT else "the width"
             click.echo(f"left out, to fit {room} of a page: {', '.join(left)} (--columns {_ALL})", err=True)
-    caption, label = _caption(study, shown, found), study.folder.name
+    caption, label = f"{_caption(study, shown, found)}{longer}", study.folder.name
     if style == "latex":
         text = as_latex(found, caption, label)
     elif style == "markdown":
@@ -96,15 +97,22 @@ def as_latex(table: Table, caption: str, label: str) -> str:
     The first sentence of `caption` stands above the table, where journals set titles; the rest are notes below.
     """
     title, _, notes = caption.partition(". ")
-    names = [str(name) for name in table.keys.columns]
+    apart = _names_stand_apart(table)
+    names = [str(name) for name in table.keys.columns][apart:]
     header, *rows = _latex_cells(table)
-    kind = "table" if sum(_widths_pt(table)) <= _COLUMN_PT else "table*"
+    kind = "table" if sum(_widths_pt(table, apart=apart)) <= _COLUMN_PT else "table*"
     stretch = 1.4 if any("^{+" in cell for row in rows for cell in row) else 1.0
-    body = [f"    {' & '.join(rows[0])} \\\\"] if rows else []
-    for (before, after), row in zip(pairwise(table.keys["Strategy"]), rows[1:], strict=True):
-        if before != after:
+    body: list[str] = []
+    before = ""
+    for strategy, row in zip(table.keys["Strategy"], rows, strict=True):
+        first = strategy != before
+        if first and before:
             body.append(r"    \addlinespace")
-        body.append(f"    {' & '.join(['' if before == after else row[0], *row[1:]])} \\\\")
+        if first and apart:
+            body.append(rf"    \multicolumn{{{len(row) - 1}}}{{@{{}}l}}{{{row[0]}}} \\")
+        cells = row[1:] if apart else [row[0] if first else "", *row[1:]]
+        body.append(f"    {' & '.join(cells)} \\\\")
+        before = strategy
     alignment = "".join("r" if name == "Workers" else "l" for name in names) + "r" * len(table.columns)
     return "\n".join(
         [
@@ -119,7 +127,7 @@ def as_latex(table: Table, caption: str, label: str) -> str:
             *([rf"  \renewcommand{{\arraystretch}}{{{stretch}}}"] if stretch > 1 else []),
             rf"  \begin{{tabular}}{{@{{}}{alignment}@{{}}}}",
             r"    \toprule",
-            f"    {' & '.join(header)} \\\\",
+            f"    {' & '.join(header[apart:])} \\\\",
             r"    \midrule",
             *body,
             r"    \bottomrule",
@@ -136,8 +144,10 @@ def fitting_columns(table: Table) -> Table:
 
     Where the keys leave no room for any there, the columns fit the width of the page; one is kept in any case.
     """
-    widths = _widths_pt(table)
-    keys, widths = sum(widths[: len(table.keys.columns)]), widths[len(table.keys.columns) :]
+    widths, number = _widths_pt(table), len(table.keys.columns)
+    keys, widths = sum(widths[:number]), widths[number:]
+    if _names_stand_apart(table):
+        keys = sum(_widths_pt(table, apart=True)[: number - 1])
     rank = {key: place for place, key in enumerate(_MOST_TELLING)}
     order = sorted(range(len(widths)), key=lambda n: rank.get(table.columns[n].keys[0], len(rank)))
     limit = _COLUMN_PT if keys + min(widths, default=0) <= _COLUMN_PT else _PAGE_PT
@@ -150,6 +160,29 @@ def fitting_columns(table: Table) -> Table:
     return replace(table, columns=tuple(table.columns[n] for n in kept), rows=rows)
 
 
+def _with_short_names(table: Table) -> Table:
+    """Return `table` with short names of strategies: without the options that others of the same strategy have too.
+
+    A long name that no other of the same strategy stands beside has no options.
+    """
+    from scalebench.figures.drawing.names import LONG, family, short_names
+
+    known = list(dict.fromkeys(table.keys["Strategy"].astype(str)))
+    families = [family(name) for name in known]
+    short = short_names(known)
+    for name, own in zip(known, families, strict=True):
+        if len(name) > LONG and name != own and families.count(own) == 1:
+            short[name] = f"{own}(…)"
+    return replace(table, keys=table.keys.assign(Strategy=table.keys["Strategy"].astype(str).map(short)))
+
+
+def _long_names(table: Table, shortened: Table) -> str:
+    """Return a sentence with the long name of each short one."""
+    pairs = dict(zip(shortened.keys["Strategy"], table.keys["Strategy"].astype(str), strict=True))
+    longer = [f"{short} is {name}" for short, name in pairs.items() if short != name]
+    return f" Names: {'; '.join(longer)}." if longer else ""
+
+
 def _latex_cells(table: Table) -> list[list[str]]:
     """Return the header and the rows in LaTeX."""
     header = [*table.keys.columns.astype(str), *(column.title for column in table.columns)]
@@ -157,10 +190,19 @@ def _latex_cells(table: Table) -> list[list[str]]:
     return [[to_latex(name) for name in header], *rows]
 
 
-def _widths_pt(table: Table) -> list[float]:
-    """Return the widths of all columns in print, the first without and the others with their separation."""
-    widths = [max(map(_printed_pt, cells)) for cells in zip(*_latex_cells(table), strict=True)]
+def _widths_pt(table: Table, *, apart: bool = False) -> list[float]:
+    """Return the widths of all columns in print, the first without and the others with their separation.
+
+    The names of strategies, the first column, are left out if they stand `apart`.
+    """
+    widths = [max(map(_printed_pt, cells)) for cells in zip(*_latex_cells(table), strict=True)][apart:]
     return [width + 2 * _SEP_PT * (place > 0) for place, width in enumerate(widths)]
+
+
+def _names_stand_apart(table: Table) -> bool:
+    """Return True if names of strategies stand in rows of their own: beside them no column fits a column of a page."""
+    widths, number = _widths_pt(table), len(table.keys.columns)
+    return widths[0] <= _COLUMN_PT < sum(widths[:number]) + min(widths[number:], default=0)
 
 
 def as_markdown(table: Table, caption: str) -> str:
@@ -213,7 +255,7 @@ def _printed_pt(latex: str) -> float:
     """Return the width of a cell in print, in points; both distances of an interval stand one above the other."""
 
     def width(text: str, size: float) -> float:
-        plain = text.replace(r"\pm", "±").replace(r"\ensuremath{\times}", "×")
+        plain = text.replace(r"\dots{}", "…").replace(r"\pm", "±").replace(r"\ensuremath{\times}", "×")
         return printed_width(re.sub(r"\\(?=\W)|[${}]", "", plain), size, "STIXGeneral")
 
     value, *sides = re.split(r"[\^_](?=\{[+-])", latex)

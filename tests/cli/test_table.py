@@ -6,6 +6,7 @@ import csv
 import io
 import json
 import math
+import re
 
 import pytest
 from hypothesis import given
@@ -124,19 +125,46 @@ def test_default_columns_fit_a_column_of_a_page(folder, invoke):
     assert markdown.splitlines()[1].count("|") == header.count("&") + 2, "the same columns"
 
 
-def test_columns_beside_long_names_fit_the_width_of_a_page(tmp_path, invoke):
-    options = json.dumps({"slow_lr": 0.9, "slow_momentum": 0.6, "steps": 4})
-    with Store(tmp_path / "long", fsync=False) as store:
-        for strategy, own in (
-            *((name, "{}") for name in ("serial", "allreduce", "horovod", "ddp")),
-            ("slowmo", options),
-        ):
+LONG_NAMES = [
+    ("slowmo", {"slow_lr": 0.9, "slow_momentum": 0.6, "steps": 4}),
+    ("torch_hierarchical_local_sgd", {"groups": [4, 16], "periods": [8, 32]}),
+    ("torch_hierarchical_local_sgd", {"groups": [4, 16], "periods": [8, 64]}),
+]
+
+
+def long_names(folder, added):
+    named = [(name, {}) for name in ("serial", "allreduce", "horovod", "ddp")]
+    with Store(folder, fsync=False) as store:
+        for place, (strategy, options) in enumerate([*named, *added]):
             for workers in (1,) if strategy == "serial" else (1, 2):
-                run = run_row(run_id=f"{strategy}-{workers}", strategy=strategy, strategy_options=own, workers=workers)
-                store.append(run, [])
-    said = invoke("table", str(tmp_path / "long"), "--style", "latex")
-    assert r"\begin{table*}[t]" in said
-    assert "left out, to fit the width of a page: " in said
+                own = {"strategy": strategy, "strategy_options": json.dumps(options)}
+                store.append(run_row(run_id=f"{place}-{workers}", workers=workers, **own), [])
+    return str(folder)
+
+
+@pytest.mark.parametrize("count", [1, 3])
+def test_default_fits_a_column_beside_long_names(tmp_path, invoke, count):
+    """Names are shortened where they are alike; those that leave no room stand in rows of their own."""
+    folder = long_names(tmp_path / "long", LONG_NAMES[:count])
+    said = invoke("table", folder, "--style", "latex")
+    assert r"\begin{table}[t]" in said
+    assert r"slowmo(\dots{})" in said
+    notes = " ".join(said.split())
+    assert r"slowmo(\dots{}) is slowmo(slow\_lr=0.9, slow\_momentum=0.6, steps=4)" in notes
+    own_rows = [line for line in said.splitlines() if line.strip().startswith(r"\multicolumn")]
+    assert len(own_rows) == (0 if count == 1 else 7)
+    if own_rows:
+        assert r"periods=[8, 32])" in said
+        assert r"periods=[8, 64])" in said
+    header = next(line for line in said.splitlines() if "Workers &" in line)
+    body = [line for line in said.splitlines() if re.match(r"    .* & .*\\\\$", line)]
+    assert {line.count("&") for line in body} == {header.count("&")}
+
+
+def test_chosen_columns_have_the_whole_names(tmp_path, invoke):
+    said = invoke("table", long_names(tmp_path / "long", LONG_NAMES), "--columns", "time")
+    assert "| torch_hierarchical_local_sgd(groups=[4, 16], periods=[8, 64]) |" in said
+    assert "Names: " not in said
 
 
 def test_csv_has_bounds_in_columns_and_empty_cells_for_unknown(folder, invoke):

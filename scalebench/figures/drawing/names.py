@@ -9,7 +9,7 @@ from matplotlib import rcParams
 
 from scalebench.figures.style import printed_width
 
-_LONG = 26  # characters; shorter names stay as they are
+LONG = 26  # characters; shorter names stay as they are
 _LABEL = re.compile(r"(?P<head>[^(]*?)(?:\((?P<options>.*)\))?(?P<rest> (?:on|in) .*)?", re.DOTALL)
 _LETTER = re.compile(r"\([a-z]+\)")  # of a panel
 _BREAKS = re.compile(r"(?<=[(,_:/])|(?<=\.)(?!\d)")  # a word may be broken after these, a number nowhere
@@ -39,7 +39,7 @@ def short_names(series: Iterable[str]) -> dict[str, str]:
 
 def _without(name: str, common: set[str]) -> str:
     head, options, rest = _parts(name)
-    if len(name) <= _LONG or not common:
+    if len(name) <= LONG or not common:
         return name
     kept = [option for option in options if option not in common]
     return f"{head}({', '.join(['…', *kept])}){rest}"
