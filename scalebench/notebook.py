@@ -230,10 +230,10 @@ def predict(
     model, counts, chosen, varied = (flags.pop(name) for name in ("model", "workers", "strategies", "varied"))
     budget, price, law = (flags.pop(name) for name in ("budget", "price", "epochs_to_target"))
     if varied:
-        count = one_count(None if workers is None else counts, budget, price, law)
+        count = one_count(None if workers is None else counts, budget, law)
         found = varied_training(model, chosen or STRATEGIES, count, varied, flags)
         cells = pd.DataFrame(cell_rows(*found[1:3]))
-        cells.attrs["answer"] = varied_answer(*found)
+        cells.attrs["answer"] = varied_answer(*found, price)
         return cells
     predictor, grid, to_target = predicted(model, counts, chosen, law, flags)
     for refusal in grid.refusals:

@@ -100,8 +100,9 @@ def predict(
 
     if varied:
         stated = get_current_context().get_parameter_source("workers") is not ParameterSource.DEFAULT
-        count = one_count(workers if stated else None, budget, price, epochs_to_target)
-        show_variation(*varied_training(model, strategies or STRATEGIES, count, varied, flags), figure, table)
+        count = one_count(workers if stated else None, budget, epochs_to_target)
+        found = varied_training(model, strategies or STRATEGIES, count, varied, flags)
+        show_variation(*found, figure, table, price)
         return 0
     predictor, grid, to_target = predicted(model, workers, strategies, epochs_to_target, flags)
     if table is not None:
@@ -115,11 +116,9 @@ def predict(
     return 0 if grid.points else 1
 
 
-def one_count(
-    workers: Sequence[int] | None, budget: float | None, price: float | None, epochs_to_target: str | None
-) -> int:
+def one_count(workers: Sequence[int] | None, budget: float | None, epochs_to_target: str | None) -> int:
     """Return the worker count of `--vary`; options that go with several counts only are refused."""
-    given = {"--budget": budget, "--price": price, "--epochs-to-target": epochs_to_target}
+    given = {"--budget": budget, "--epochs-to-target": epochs_to_target}
     if unfit := [flag for flag, value in given.items() if value is not None]:
         raise UsageError(f"{unfit[0]}: does not go with --vary, which gives times; leave one of them out")
     if workers is None:
@@ -207,14 +206,8 @@ def answer(
         return []
     said = [decision.answer(points, choice, scale, predictor.platform.device.name)]
     said += decision.decision(predictor, choice, scale, price)
-    averaging = dict.fromkeys(
-        str(point.strategy) for point in points if not decision.averages_gradients(point.strategy)
-    )
-    if averaging and not to_target:
-        said.append(
-            f"  Epochs are taken as equal: {', '.join(averaging)} may need more for the same accuracy, as they do not "
-            "average gradients in every batch; --epochs-to-target states what was measured."
-        )
+    if not to_target and (caveat := decision.epochs_taken_as_equal([point.strategy for point in points])):
+        said.append(f"  {caveat}; --epochs-to-target states what was measured.")
     said.append(f"  {decision.interval_words([choice.point])}")
     platform = predictor.platform
     if platform.jitter and max(point.workers for point in points) > 1:

@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from scalebench.study.spec import Component
 
 _NAMED = 4  # cells
+_COMPARED = 2  # strategies whose times a sentence has; the rows have those of more
 
 
 VARY_WORKERS = 64  # by default
@@ -81,13 +82,26 @@ def varied_training(
     return predictor, chosen, [price_cells(predictor, strategy, workers, axes) for strategy in chosen], workers
 
 
-def answer(predictor: Predictor, chosen: Sequence[Component], planes: Sequence[Plane], workers: int) -> list[str]:
-    """Return what changes along the axis and which strategy to take where, if there are few enough cells."""
+def answer(
+    predictor: Predictor,
+    chosen: Sequence[Component],
+    planes: Sequence[Plane],
+    workers: int,
+    price: float | None = None,
+) -> list[str]:
+    """Return the decision, what changes along the axis and which strategy to take where, if cells are few enough."""
+    from scalebench.pricing.decision import epochs_taken_as_equal
+
     if planes[0].ends is None:
         return []
     along_workers = any(axis.name == "workers" for axis in planes[0].axes)
     place = "" if along_workers else f"{workers:,} {predictor.platform.device.name}: "
-    return [place + text for text in _answers(chosen, planes)]
+    said = [place + text for text in _answers(chosen, planes)]
+    if len(planes[0].axes) == 1 and not along_workers and len(planes[0].axes[0].values) <= _NAMED:
+        decision = _decision(predictor, chosen, planes, workers, price)
+        caveat = epochs_taken_as_equal(chosen) if len(chosen) > 1 else ""
+        return [decision, *(said if len(chosen) <= _COMPARED else []), *([f"  {caveat}."] if caveat else [])]
+    return [*said, *([place + _preferred(chosen, planes)] if len(chosen) > 1 else [])]
 
 
 def show_variation(
@@ -97,12 +111,13 @@ def show_variation(
     workers: int,
     figure: Path | None,
     table: Path | None,
+    price: float | None = None,
 ) -> None:
     """Print the answer, a row for each of few cells, and sentences; write and draw all cells."""
     from scalebench.cli.terminal_table import print_results
 
     if planes[0].ends is not None:
-        print_results(*answer(predictor, chosen, planes, workers), _rows(predictor, chosen, planes))
+        print_results(*answer(predictor, chosen, planes, workers, price), _rows(predictor, chosen, planes))
     for strategy, plane in zip(chosen, planes, strict=True):
         for sentence in plane.remarks() if plane.ends is not None else plane.sentences():  # rows say the others
             click.echo(f"{strategy}: {sentence}" if len(chosen) > 1 else sentence)
@@ -123,7 +138,7 @@ def _draw(path: Path, predictor: Predictor, strategy: Component, plane: Plane, w
 
 
 def _answers(strategies: Sequence[Component], planes: Sequence[Plane]) -> Iterator[str]:
-    """Yield how the last value of an axis differs from its first, and which strategy to take in which cells."""
+    """Yield how the last value of an axis differs from its first, or where the least time is."""
     from scalebench.pricing.decision import CLEARLY, seconds_span
 
     axes = planes[0].axes
@@ -131,11 +146,10 @@ def _answers(strategies: Sequence[Component], planes: Sequence[Plane]) -> Iterat
         axis, parts, most_of_all = axes[0], [], 0.0
         only_at_an_end: list[str] = []
         for strategy, plane in zip(strategies, planes, strict=True):
-            assert plane.ends is not None
             assert plane.low is not None
             assert plane.high is not None
             centre = plane.train_s[:, 0]
-            changes = [centre[-1] / centre[0] - 1, *(plane.ends[-1, 0] / plane.ends[0, 0] - 1).tolist()]
+            changes = _changes(plane, plane, -1)
             most_of_all = max(most_of_all, *map(abs, changes))
             if abs(changes[0]) < CLEARLY <= max(map(abs, changes)):
                 only_at_an_end.append(str(strategy))
@@ -153,37 +167,94 @@ def _answers(strategies: Sequence[Component], planes: Sequence[Plane]) -> Iterat
         cell = plane.least()
         span = seconds_span(*(float(times[cell]) for times in (plane.train_s, plane.low, plane.high)))
         yield f"the least time of {strategies[0]} is {span}, at {plane.where(cell)}."
-    if len(strategies) > 1:
-        yield _preferred(strategies, planes)
+
+
+def _decision(
+    predictor: Predictor,
+    strategies: Sequence[Component],
+    planes: Sequence[Plane],
+    workers: int,
+    price: float | None,
+) -> str:
+    """Return what to take at the first value of an axis, on how many nodes, for how much, and what another changes."""
+    from scalebench.pricing.decision import hours_span, preferred, seconds_span
+
+    axis, node = planes[0].axes[0], predictor.platform.cluster.node
+    nodes = -(-workers // node.workers_per_node)
+    hour, each = predictor.platform.hours
+
+    def best(place: int) -> int:
+        return preferred(strategies, [float(plane.train_s[place, 0]) for plane in planes])
+
+    def times(strategy: int, place: int) -> tuple[float, float, float]:
+        plane = planes[strategy]
+        assert plane.low is not None
+        assert plane.high is not None
+        return float(plane.train_s[place, 0]), float(plane.low[place, 0]), float(plane.high[place, 0])
+
+    first = best(0)
+    said = f"Decision: {strategies[first]} on {nodes:,} node{'s' * (nodes > 1)} ({workers:,} workers) with "
+    said += f"{axis.at(axis.values[0])}: {seconds_span(*times(first, 0))} for "
+    said += hours_span(times(first, 0), workers * each, hour, price)
+    for place in range(1, len(axis.values)):
+        taken = best(place)
+        own = f"{strategies[taken]} instead" if taken != first else "the same"
+        changes = _changes(planes[taken], planes[first], place)
+        band = f"{percent(min(changes)).removesuffix(' %')} to {percent(max(changes))} over the interval"
+        said += f"; with {axis.text(axis.values[place])} {own}, {seconds_span(*times(taken, place))} for "
+        said += f"{hours_span(times(taken, place), workers * each, hour, price)}, {percent(changes[0])} ({band})"
+    return said + _at_ends(strategies, planes)
+
+
+def _changes(plane: Plane, base: Plane, place: int) -> list[float]:
+    """Return the change of a cell's time against that of the first cell of `base`: as predicted, and at each end."""
+    assert plane.ends is not None
+    assert base.ends is not None
+    change = float(plane.train_s[place, 0] / base.train_s[0, 0]) - 1
+    return [change, *(plane.ends[place, 0] / base.ends[0, 0] - 1).tolist()]
+
+
+def _at_ends(strategies: Sequence[Component], planes: Sequence[Plane]) -> str:
+    """Return in which cells an end of the interval says another strategy."""
+    from scalebench.pricing.decision import preferred
+    from scalebench.pricing.uncertainty import ENDS, ends_in_words
+
+    if len(strategies) == 1:
+        return "."
+    axes = planes[0].axes
+    cells = list(product(*(axis.values for axis in axes)))
+    others: dict[tuple[str, str], list[str]] = {}  # strategy, end of the interval -> cells
+    for place, values in enumerate(cells):
+        row, column = divmod(place, planes[0].train_s.shape[1])
+        name = strategies[preferred(strategies, [float(plane.train_s[row, column]) for plane in planes])]
+        for end, words in enumerate(ENDS):
+            seconds = [float(plane.ends[row, column, end]) for plane in planes if plane.ends is not None]
+            other = strategies[preferred(strategies, seconds)]
+            if other is not name:
+                others.setdefault((str(other), words), []).append(_cell(axes, values))
+    if not others:
+        return "; the strategy is the same at both ends of the interval."
+    alike: dict[tuple[str, str], list[str]] = {}  # strategy, its cells -> ends of the interval
+    for (name_of, words), own in others.items():
+        alike.setdefault((name_of, _where(own, len(cells))), []).append(words)
+    ends = "; ".join(f"{name_of} {where} with {ends_in_words(words)}" for (name_of, where), words in alike.items())
+    return f"; not at both ends of the interval: {ends}."
 
 
 def _preferred(strategies: Sequence[Component], planes: Sequence[Plane]) -> str:
     """Return which strategy to take in which cells, and where an end of the interval says another one."""
     from scalebench.pricing.decision import preferred
-    from scalebench.pricing.uncertainty import ENDS
 
     axes = planes[0].axes
     cells = list(product(*(axis.values for axis in axes)))
     best: dict[str, list[str]] = {}
-    others: dict[tuple[str, str], list[str]] = {}  # strategy, end of the interval -> cells
     for place, values in enumerate(cells):
         row, column = divmod(place, planes[0].train_s.shape[1])
         name = str(strategies[preferred(strategies, [float(plane.train_s[row, column]) for plane in planes])])
         best.setdefault(name, []).append(_cell(axes, values))
-        for end, words in enumerate(ENDS):
-            seconds = [float(plane.ends[row, column, end]) for plane in planes if plane.ends is not None]
-            other = str(strategies[preferred(strategies, seconds)])
-            if other != name:
-                others.setdefault((other, words), []).append(_cell(axes, values))
     said = "to take (the fastest; one that averages gradients if it takes hardly longer): "
     said += "; ".join(f"{name} {_where(own, len(cells))}" for name, own in best.items())
-    if not others:
-        return f"{said}, the same at both ends of the interval."
-    alike: dict[tuple[str, str], list[str]] = {}  # strategy, its cells -> ends of the interval
-    for (name, words), own in others.items():
-        alike.setdefault((name, _where(own, len(cells))), []).append(words)
-    ends = "; ".join(f"{name} {where} with {' or '.join(words)}" for (name, where), words in alike.items())
-    return f"{said}; not at both ends of the interval: {ends}."
+    return said + _at_ends(strategies, planes)
 
 
 def _cell(axes: Sequence[Axis], values: Sequence[float]) -> str:
@@ -192,7 +263,7 @@ def _cell(axes: Sequence[Axis], values: Sequence[float]) -> str:
 
 def _where(cells: Sequence[str], of: int) -> str:
     if len(cells) == of:
-        return "in every cell"
+        return "in both cells" if of == 2 else "in every cell"
     more = f" and {len(cells) - _NAMED} more" if len(cells) > _NAMED else ""
     return f"at {'; '.join(cells[:_NAMED])}{more}"
 

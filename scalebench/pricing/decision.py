@@ -13,7 +13,7 @@ from typing import NamedTuple
 from scalebench.formatting import digits, seconds, share
 from scalebench.pricing.grid import Point
 from scalebench.pricing.prediction import Case, Predictor
-from scalebench.pricing.uncertainty import ENDS
+from scalebench.pricing.uncertainty import ENDS, ends_in_words
 from scalebench.strategies import registry
 from scalebench.study.spec import Component
 
@@ -89,6 +89,16 @@ def seconds_span(value: float, low: float, high: float) -> str:
     return f"{digits(value * factor, 2)} {unit} ({digits(low * factor, 2)} to {digits(high * factor, 2)})"
 
 
+def hours_span(times: tuple[float, float, float], workers: float, hour: str, price: float | None) -> str:
+    """Return `22 GPU-hours (12 to 104), 44 (24 to 208) at 2 each`: what a time and its bounds cost."""
+    hours = [workers * seconds / 3600 for seconds in times]
+    said = f"{digits(hours[0], 2)} {hour} ({digits(hours[1], 2)} to {digits(hours[2], 2)})"
+    if price:
+        cost = [digits(price * each, 2) for each in hours]
+        said += f", {cost[0]} ({cost[1]} to {cost[2]}) at {price:g} each"
+    return said
+
+
 def answer(points: Sequence[Point], choice: Choice, scale: Mapping[int, float], device: str) -> str:
     """Return one sentence: the times of all strategies at the chosen workers, and what their difference is worth."""
     workers = choice.point.workers
@@ -133,11 +143,9 @@ def decision(predictor: Predictor, choice: Choice, scale: Mapping[int, float], p
     """Return what is chosen, for how much, whether that holds at both ends, and what another link changes."""
     point, (hour, each) = choice.point, predictor.platform.hours
     factor = scale.get(id(point), 1.0)
-    hours = [point.workers * each * factor * value / 3600 for value in (point.train_s, point.low_s, point.high_s)]
+    times = (factor * point.train_s, factor * point.low_s, factor * point.high_s)
     said = f"Decision: {point.strategy} on {point.nodes:,} node{'s' * (point.nodes > 1)} ({point.workers:,} workers), "
-    said += f"{digits(hours[0], 2)} {hour} ({digits(hours[1], 2)} to {digits(hours[2], 2)})"
-    if price:
-        said += f", {digits(hours[0] * price, 2)} at {price:g} each"
+    said += hours_span(times, point.workers * each, hour, price)
     said += _robust(choice)
     return [said, *_other_links(predictor, choice)]
 
@@ -148,7 +156,7 @@ def _robust(choice: Choice) -> str:
     words: dict[str, list[str]] = {}
     for end, other in choice.changes.items():
         words.setdefault(f"{other.strategy} at {other.workers:,} workers", []).append(end)
-    ends = "; ".join(f"{point} with {' or '.join(own)}" for point, own in words.items())
+    ends = "; ".join(f"{point} with {ends_in_words(own)}" for point, own in words.items())
     links_alone = not set(choice.changes) & set(ENDS[:2])
     what = "Collectives measured there (scalebench calibrate)" if links_alone else "A measured step time (--step-time)"
     return f"; not at both ends of the interval: {ends}. {what} would tell."
@@ -173,6 +181,17 @@ def _other_links(predictor: Predictor, choice: Choice) -> list[str]:
             text += f", {rivals[1].strategy} {share(saved)} {'less' if saved > 0 else 'more'}"
         parts.append(text)
     return [f"  Between nodes {digits(own)} Gbit/s: {'; '.join(parts)}."]
+
+
+def epochs_taken_as_equal(strategies: Sequence[Component]) -> str:
+    """Return a caveat that names the strategies that do not average gradients in every batch; empty without any."""
+    averaging = dict.fromkeys(str(strategy) for strategy in strategies if not averages_gradients(strategy))
+    if not averaging:
+        return ""
+    return (
+        f"Epochs are taken as equal: {', '.join(averaging)} may need more for the same accuracy, as gradients are not "
+        "averaged in every batch"
+    )
 
 
 def interval_words(points: Sequence[Point]) -> str:

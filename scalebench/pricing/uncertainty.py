@@ -33,6 +33,7 @@ PER_DOUBLING = 0.056  # half of the 95 % interval of ln T
 MEASURED_PER_DOUBLING = 0.10
 
 ENDS = ("fast steps", "slow steps", "fast steps on slow links", "slow steps on slow links")
+_BOTH = {"fast steps": ENDS[::2], "slow steps": ENDS[1::2], "slow links": ENDS[2:]}  # whatever the other one is
 
 
 class Uncertainty(NamedTuple):
@@ -56,6 +57,11 @@ class Uncertainty(NamedTuple):
         if self.doublings:
             said.append(f"{share(self.margin - 1)} for {self.doublings:.1f} doublings of workers")
         return "; ".join(said)
+
+
+def ends_in_words(ends: Sequence[str]) -> str:
+    """Return `slow links` for both ends with these, `fast steps or slow steps` where no words are for all."""
+    return next((words for words, own in _BOTH.items() if set(own) == set(ends)), " or ".join(ends))
 
 
 def uncertainty_of(

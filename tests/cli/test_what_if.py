@@ -32,16 +32,34 @@ def test_plane_is_written_and_drawn(tmp_path):
 
 def test_decision_between_links_is_one_command_with_an_interval():
     arguments = ["predict", "vit_b16", "--cluster", "juwels-booster", "--step-time", "0.075", "--workers", "256"]
-    arguments += ["--strategy", "ddp", "--strategy", "epoch_average", "--vary", "network-bandwidth=100,200"]
+    arguments += [
+        "--strategy",
+        "ddp",
+        "--strategy",
+        "epoch_average",
+        "--vary",
+        "network-bandwidth=100,200",
+        "--price",
+        "2",
+    ]
     output = CliRunner().invoke(main, arguments, standalone_mode=False, catch_exceptions=False).output
-    first, second, *_ = output.splitlines()
+    decision, first, *_ = output.splitlines()
+    span = r"[\d.,]+ \([\d.,]+ to [\d.,]+\)"
+    time = r"[\d.,]+ \w+ \([\d.,]+ to [\d.,]+\)"
+    cost = rf"[\d.,]+ GPU-hours \([\d.,]+ to [\d.,]+\), {span} at 2 each"
+    assert re.fullmatch(
+        rf"Decision: ddp on 64 nodes \(256 workers\) with network-bandwidth 100 Gbit/s: {time} for {cost}; "
+        rf"with 200 Gbit/s the same, {time} for {cost}, -[\d.]+ % \(-[\d.]+ to [-+][\d.]+ % over the interval\); "
+        r"(the strategy is the same at both ends|not at both ends) of the interval.*\.",
+        decision,
+    )
     assert re.match(
         r"256 workers: network-bandwidth 200 Gbit/s instead of 100 Gbit/s: ddp [\d.,]+ \w+ \([\d.,]+ to [\d.,]+\) "
         r"instead of [\d.,]+ \w+ \([\d.,]+ to [\d.,]+\), -[\d.]+ % \(-[\d.]+ to [-+][\d.]+ % over the interval\); "
         r"epoch_average ",
         first,
     )
-    assert "ddp in every cell" in second
+    assert "Epochs are taken as equal: epoch_average may need more" in output
     rows = [line for line in output.splitlines() if re.match(r" +[12]00 Gbit/s ", line)]
     assert len(rows) == 4
     assert all(row.endswith("compute") for row in rows)
@@ -51,9 +69,29 @@ def test_difference_at_an_end_of_the_interval_is_said():
     arguments = ["predict", "vit_b16", "--cluster", "juwels-booster", "--device", "a100-40gb", "--workers", "256"]
     arguments += ["--roofline", "--dtype", "bf16-mixed", "--strategy", "ddp", "--strategy", "epoch_average"]
     arguments += ["--vary", "network-bandwidth=100,200"]
-    first, second, *_ = CliRunner().invoke(main, arguments, standalone_mode=False).output.splitlines()
+    decision, first, *_ = CliRunner().invoke(main, arguments, standalone_mode=False).output.splitlines()
     assert first.endswith("over the interval); more than a tenth for ddp at an end of the interval only.")
-    assert second.endswith("epoch_average in every cell with fast steps on slow links or slow steps on slow links.")
+    assert decision.endswith("epoch_average in both cells with slow links.")
+
+
+def test_eight_strategies_have_one_sentence_and_their_rows():
+    arguments = ["predict", "vit_b16", "--cluster", "juwels-booster", "--step-time", "0.075", "--workers", "256"]
+    names = [
+        "ddp",
+        "allreduce",
+        "epoch_average",
+        "epoch_average:every=2",
+        *(f"local_sgd:steps={2**n}" for n in range(1, 5)),
+    ]
+    arguments += [word for name in names for word in ("--strategy", name)]
+    arguments += ["--vary", "network-bandwidth=100,200"]
+    output = CliRunner().invoke(main, arguments, standalone_mode=False, catch_exceptions=False).output
+    decision, caveat, title, *_ = output.splitlines()
+    assert decision.startswith("Decision: ")
+    assert decision.endswith(".")
+    assert "local_sgd(steps=16)" in caveat
+    assert title.startswith("modelled")
+    assert sum(bool(re.match(r" +[12]00 Gbit/s ", line)) for line in output.splitlines()) == 16
 
 
 def test_axis_without_effect_says_why():
