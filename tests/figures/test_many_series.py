@@ -283,6 +283,21 @@ def test_twelve_families_are_distinguishable_by_colour_alone(seed):
 
 
 def test_no_series_is_grey():
+def test_twelve_options_of_one_family_are_told_apart():
+    """By shade for all eyes, or, where shades begin again, by what is inside of the mark and by the dash."""
+    given = list(looks([f"local_sgd(steps={2**n})" for n in range(12)]).values())
+    for one, other in combinations(given, 2):
+        by_shade = min(apart(one, other, eyes) for eyes in SEEN) >= 14
+        by_form = one.inside != other.inside and one.dash != other.dash
+        assert by_shade or by_form
+    legend = [look.sample() for look in given]
+    lines = [sample[0] if isinstance(sample, tuple) else sample for sample in legend]
+    assert len({str(line._unscaled_dash_pattern) for line in lines}) == 3
+    modelled = [look.line("modelled")["linestyle"] for look in given]
+    assert set(modelled[:4]) == {"--"}
+    assert modelled[4:] == [look.dash for look in given[4:]], "as the legend has them"
+
+
     names = [f"{name}(steps={n})" if n else name for name in FAMILIES for n in range(4)]
     for name, look in looks(names).items():
         _, a, b = lab(look.color)

@@ -73,6 +73,7 @@ MOST_SERIES, GROUP = 6, 4  # in one panel
 NEUTRAL = "#444444"
 
 Handle = Artist | tuple[Artist, ...]  # of a legend; several are drawn over one another
+Dash = Literal["-"] | tuple[int, tuple[float, ...]]  # of matplotlib
 FillStyle = Literal["full", "left", "none"]
 FILLS: dict[str, FillStyle] = {
     "native": "full",
@@ -81,6 +82,8 @@ FILLS: dict[str, FillStyle] = {
     "modelled": "none",
     EXECUTION: "full",
 }
+# Lines of options beyond the shades of a family, which begin again; modelled and added curves have other dashes.
+_DASHES: tuple[Dash, ...] = ("-", (0, (1, 0.9)), (0, (3, 1, 1, 1, 1, 1)))
 LINES = {"modelled": "--", EXECUTION: "-."}
 EXECUTION_WORDS = {
     "native": "native (measured)",
@@ -126,14 +129,15 @@ _BOTH_WAYS = Path(
 class Look:
     """Colour and marker of one series, with what the marker has inside; `shift` separates points at equal x.
 
-    A family has one marker and the shades of one colour: its further options differ by shade and by `inside`. The shift
-    is in octaves.
+    A family has one marker and the shades of one colour: its further options differ by shade and by `inside`, and those
+    beyond its shades by `dash`, too. The shift is in octaves.
     """
 
     color: str
     marker: str
     shift: float
     inside: str = ""
+    dash: Dash = "-"
 
     def line(self, execution: str) -> dict[str, Any]:
         """Return matplotlib keywords of a line with markers for `execution`."""
@@ -144,7 +148,7 @@ class Look:
             "fillstyle": FILLS[execution],
             "markerfacecolor": "white" if FILLS[execution] == "none" else self.color,
             "markerfacecoloralt": "white",
-            "linestyle": LINES.get(execution, "-"),
+            "linestyle": LINES.get(execution, "-") if self.dash == "-" else self.dash,
             "linewidth": (0.8 if hollow else 1.3) * rcParams["lines.linewidth"],
         }
 
@@ -160,7 +164,8 @@ class Look:
 
     def sample(self) -> Handle:
         """Return the lines of the legend."""
-        line = Line2D([], [], color=self.color, marker=self.marker, markersize=1.1 * rcParams["lines.markersize"])
+        size = 1.1 * rcParams["lines.markersize"]
+        line = Line2D([], [], color=self.color, linestyle=self.dash, marker=self.marker, markersize=size)
         return (line, Line2D([], [], **self.inner("native"))) if self.inside else line
 
 
@@ -223,7 +228,8 @@ def looks(series: Iterable[str]) -> dict[str, Look]:
         option, shades = members[family(name)].index(name), _SHADES[hue]
         turn, shade = divmod(option, len(shades))
         inside = _INSIDE[(shade + turn) % len(_INSIDE)]
-        found[name] = Look(shades[shade], marker, step * (place - middle), inside)
+        dash = _DASHES[turn % len(_DASHES)]
+        found[name] = Look(shades[shade], marker, step * (place - middle), inside, dash)
     return found
 
 
