@@ -17,6 +17,7 @@ from scalebench.formatting import metric_word
 
 _PANELS = ("trials", "values")
 _COLUMNS, _HEIGHT_IN = 3, 2.1
+_ASIDE = 1.5  # trials, times the shift of a series: marks of equal lines are seen side by side
 
 
 @FIGURES.add
@@ -56,7 +57,7 @@ class Tuning(Figure):
         trials = int(course["trial"].max())
         for panel, workers in zip(panels, counts, strict=False):
             panel.title(f"{workers} worker{'s' * (workers > 1)}")
-            panel.curve(course[course["workers"] == workers], "best", look, x="trial", shift=False)
+            panel.curve(course[course["workers"] == workers], "best", look, x="trial", shift=False, aside=_ASIDE)
             panel.ax.xaxis.set_major_locator(MaxNLocator(integer=True))
             panel.ax.set_xlabel("trials")
             panel.ax.set_xlim(0.5, trials + 0.5)  # also where the first trials did not reach the target
@@ -83,7 +84,9 @@ class Tuning(Figure):
             "A line begins at the first trial that reached the target." if by_time else "",
         )
         canvas.method(
-            describe_study(results), "Trials are virtual runs with one seed; the runs of the study have others."
+            describe_study(results),
+            "Trials are virtual runs with one seed; the runs of the study have others.",
+            "Points at one number of trials are set apart sideways to be seen.",
         )
 
 

@@ -142,6 +142,20 @@ def test_equal_curves_of_convergence_are_seen_side_by_side(eight):
     assert len(set(np.round(heights, 3))) == len(canvas.shown[0].series) > 1
 
 
+def test_equal_trials_are_seen_side_by_side():
+    names = [f"local_sgd(steps={steps})" for steps in (2, 4, 8)]
+    trials = pd.DataFrame({"series": np.repeat(names, 2), "trial": [1, 2] * 3, "best": 0.5})
+    trials = trials.assign(execution="virtual", engine="virtual", workers=8, oversubscribed=False)
+    with house_style():
+        ((panel,),) = Canvas("tuning").grids((1, 1, 2.0))
+        panel.curve(trials, "best", looks(names), x="trial", shift=False, aside=1.5)
+    lines = [line for line in panel.ax.get_lines() if len(line.get_xdata()) == 2 and line.get_linestyle() != "None"]
+    first = [line.get_xdata()[0] for line in lines]
+    assert np.diff(first).min() > 0.05
+    assert abs(np.array(first) - 1).max() < 0.5
+    assert set(panel.data()["x"]) == {1, 2}, "the data have the trials"
+
+
 def test_panels_with_one_series_are_told_apart_without_their_letter(eight):
     for name in ("breakdown", "reduction-parts", "epochs-to-target"):
         canvas, _ = draw(eight, name, choose_style("ieee"))

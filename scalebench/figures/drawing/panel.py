@@ -107,11 +107,13 @@ class Panel:
         apart_pt: float = 0.0,
     ) -> None:
         """Draw a line with markers for each series and execution of `frame`, with error bars from `low` to `high`.
+        aside: float = 0.0,
 
         `frame` has the columns execution, engine, series, workers, oversubscribed and, of measured times, disturbed;
         rows without a value are left out. `scale` turns its unit into that of the axis; the drawn data has the unit of
         the axis. A `sparse` line has error bar, cross and plus sign at its last point only. Lines that may be equal are
-        drawn `apart_pt` points apart: each a little higher than the one before.
+        drawn `apart_pt` points apart, each a little higher than the one before, or `aside`, by this times the shift of
+        their look.
         """
         own = [name for name in looks if name in set(frame["series"])]
         crowded = _fitting_shift(frame[x]) if shift else 1.0
@@ -125,6 +127,7 @@ class Panel:
             at = group[x].astype(float).to_numpy() * (2 ** (look.shift * crowded) if shift else 1)
             y = scale * group[quantity].astype(float).to_numpy()
             bounds = [scale * group[name].astype(float).to_numpy() for name in (low, high)] if low else None
+            at = at + aside * look.shift
             first = len(at) - 1 if sparse else 0
             if bounds:
                 bars += [((a, bottom), (a, top)) for a, bottom, top in zip(at, *bounds, strict=True)][first:]
