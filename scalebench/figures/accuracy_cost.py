@@ -24,6 +24,7 @@ from scalebench.figures.drawing.styles import NEUTRAL, Look, name_series
 _PANELS = ("time", "core-hours")
 _LABELS = {"time": "training time (s)", "core-hours": "core-hours"}
 _FRONT = "#777777"
+_FRONT_WORDS = "Pareto front (number: workers)"
 _HEIGHT_IN = 2.4
 _AXES = 0.7  # share of a panel that its axes take
 _DIRECTIONS = ((-1, 1), (1, 1), (-1, -1), (1, -1), (0, 1), (0, -1), (-1, 0), (1, 0))  # of a label from its point
@@ -71,7 +72,8 @@ class AccuracyCost(Figure):
             _label_fronts(panel, of_engines[of_engines["execution"] == execution], COSTS[name])
 
         front = Line2D([], [], color=_FRONT, drawstyle="steps-post")
-        canvas.legends(look, table, (front, "Pareto front (number: workers)"), line=False)
+        fronts_drawn = any(_FRONT_WORDS in panel.explained for panel in canvas.shown)
+        canvas.legends(look, table, *[(front, _FRONT_WORDS)] * fronts_drawn, line=False)
         modelled = canvas.selection.of(results.completed)["execution"].eq("modelled").any()
         canvas.describe(
             results,
@@ -116,6 +118,7 @@ def _fronts(table: pd.DataFrame, cost: str) -> Iterator[tuple[str, pd.DataFrame]
 def _draw_fronts(panel: Panel, table: pd.DataFrame, cost: str) -> None:
     """Draw the front of each engine as steps: the best metric that a cost buys."""
     for engine, front in _fronts(table, cost):
+        panel.explained.add(_FRONT_WORDS)
         panel.ax.plot(front[cost], front["metric"], drawstyle="steps-post", color=_FRONT, linewidth=1.0, zorder=1)
         kept = front.rename(columns={cost: "x", "metric": "y"})[["execution", "engine", "workers", "x", "y"]]
         panel.keep(kept.to_dict("records"), series=f"Pareto front on {engine}", quantity="front")

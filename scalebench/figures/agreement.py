@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pandas as pd
+from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 
 from scalebench.analysis import Results, agreement, virtual_error
@@ -53,7 +54,8 @@ class Agreement(Figure):
         for panel, name in zip(panels, wanted, strict=True):
             (_draw_times if name == "times" else _draw_ratios)(panel, table, look)
         band = (Patch(facecolor="#EEEEEE"), f"within {100 * GOAL:.0f} %")
-        canvas.legends(look, table.assign(execution=""), band)
+        equal = (Line2D([], [], color="#888888", linestyle=":"), "equal")
+        canvas.legends(look, table.assign(execution=""), equal, band)
         error = virtual_error(results)
         off = "" if error is None else f"Virtual times are off by {error.words}, where native runs check them."
         canvas.say(

@@ -63,7 +63,7 @@ class EpochsToTarget(Figure):
         critical = any(law.least <= law.law.critical_batch <= law.most for _, law in found)
         marks: list[Entry] = [(Line2D([], [], color=NEUTRAL), "fitted law, with 95 % interval")] * bool(found)
         marks += [(Line2D([], [], **_CRITICAL), "critical batch: twice the epochs of batch 0")] * bool(critical)
-        canvas.legends(look, table, *legend_of_unreached(table, epochs), line=False)
+        canvas.legends(look, table, *legend_of_unreached(canvas.shown, epochs), line=False)
         canvas.legend(marks)
         laws = sorted(found, key=lambda item: (series.index(item[0]), item[1].execution))
         fitted = "; ".join(_in_words(name, law) for name, law in laws)
@@ -93,7 +93,7 @@ def _draw(
     """Draw the points of a series, and each fitted law with its interval over the batches it was fitted to."""
     shown = own.assign(epochs_to_target=own["epochs_to_target"].where(own["epochs_to_target"] < math.inf))
     panel.curve(shown, "epochs_to_target", look, x="batch_global", connect=False, shift=False)
-    mark_unreached(panel, shown, "epochs_to_target", look, above=1.1 * epochs, x="batch_global")
+    mark_unreached(panel, shown, "epochs_to_target", look, epochs=epochs, above=1.1 * epochs, x="batch_global")
     for fitted in laws:
         batches = np.geomspace(fitted.least, fitted.most, _CURVE_POINTS)
         line = {**look[name].line(fitted.execution), "marker": "", "linestyle": "-"}

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pandas as pd
+from matplotlib.lines import Line2D
 
 from scalebench.figures.drawing.canvas import Canvas
 from scalebench.figures.drawing.styles import looks
@@ -83,10 +84,11 @@ def fill_prediction(canvas: Canvas, grid: Grid, held: Sequence[Held], what: str,
             panel.ax.set(ylim=(0.8, 1.25 * powers[-1]), ylabel=label)
         panel.workers_axis(table["workers"])
     crossed = [point.marked or one.outside for point, one in zip(grid.points, held, strict=True)]
-    canvas.legends(look, table.assign(oversubscribed=crossed), crossed=OUTSIDE)
+    dotted = (Line2D([], [], color="#888888", linestyle=":"), f"ideal speedup, and {kept}")
+    canvas.legends(look, table.assign(oversubscribed=crossed), dotted, crossed=OUTSIDE)
     canvas.say(
         f"{what}. Speedup and efficiency are against one serial worker at the same batch.",
         f"Batch and interval (of steps or epochs between synchronisations): the least power of two with which a point "
         f"has {kept}, the other one unchanged; a point that is missing has none.",
-        f"Dotted: ideal speedup, and {kept}. Equal lines in the panels of batch and interval are set a little apart.",
+        "Equal lines in the panels of batch and interval are set a little apart.",
     )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable
+from collections.abc import Hashable, Sequence
 from typing import Any
 
 import pandas as pd
@@ -22,6 +22,10 @@ from scalebench.formatting import is_interval
 _BASELINES = ("horovod", "ddp")
 _COLUMNS = 3
 _SHARED_FROM = -100.0  # per cent; a panel that reaches further down has an axis of its own
+_WORDS = {  # of the legend, by part
+    "engine": "saved by plain allreduce instead of the baseline's engine",
+    "frequency": "saved by synchronising less often (in the strategy's colour)",
+}
 _KEPT = ("series", "execution", "engine", "workers", "oversubscribed", "interval", "n", "baseline_s", "saved_s")
 
 
@@ -69,7 +73,7 @@ class ReductionParts(Figure):
             if panel.leftmost:
                 panel.ax.set_ylabel("time saved (%)" if several else f"time saved (% of {baseline})")
         share_y(panels, least=_SHARED_FROM)
-        canvas.legend(_legend(shown, ENGINE_ALONE_PATTERN if canvas.style.patterns else None))
+        canvas.legend(_legend(panels, shown, ENGINE_ALONE_PATTERN if canvas.style.patterns else None))
         canvas.legend(executions_of_bars(shown))
         canvas.describe(
             results,
@@ -104,16 +108,20 @@ def _draw(panel: Panel, own: pd.DataFrame, counts: dict[str, list[int]], look: L
         panel.intervals([((at, low), (at, high))], [NEUTRAL], [(at, total)])
         kept: dict[Hashable, object] = {"quantity": "reduction: total", "y": total, "low": low, "high": high}
         panel.keep([kept], **{key: cell[key] for key in _KEPT})
+    panel.explained |= {words for part, words in _WORDS.items() if part in panel.explained}
     panel.ax.axhline(0, color="#555555", linewidth=0.8)
 
 
-def _legend(shown: pd.DataFrame, hatch: str | None) -> list[Entry]:
+def _legend(panels: Sequence[Panel], shown: pd.DataFrame, hatch: str | None) -> list[Entry]:
+    """Return the entries of the parts that have bars, and of their sum."""
     size = 0.8 * rcParams["lines.markersize"]
     bounds = zip(shown["reduction_low"], shown["reduction_high"], strict=True)
     total = "both, with interval" if any(is_interval(low, high) for low, high in bounds) else "both"
-    engine = Patch(facecolor=ENGINE_ALONE, edgecolor="white" if hatch else ENGINE_ALONE, hatch=hatch)
-    return [
-        (engine, "saved by plain allreduce instead of the baseline's engine"),
-        (Patch(facecolor="white", edgecolor=NEUTRAL), "saved by synchronising less often (in the strategy's colour)"),
-        (Line2D([], [], color=NEUTRAL, marker="D", markersize=size, linestyle=""), total),
-    ]
+    samples = {
+        "engine": Patch(facecolor=ENGINE_ALONE, edgecolor="white" if hatch else ENGINE_ALONE, hatch=hatch),
+        "frequency": Patch(facecolor="white", edgecolor=NEUTRAL),
+    }
+    drawn = set.union(*(panel.explained for panel in panels))
+    entries: list[Entry] = [(samples[part], words) for part, words in _WORDS.items() if words in drawn]
+    mark = Line2D([], [], color=NEUTRAL, marker="D", markersize=size, linestyle="")
+    return [*entries, (mark, total)]

@@ -75,7 +75,7 @@ class TimeToTarget(Figure):
         for name in names:
             share_y([panel for panel, (own, _) in zip(panels, wanted, strict=True) if own == name])
 
-        canvas.legends(look, table, *legend_of_unreached(table, epochs))
+        canvas.legends(look, table, *legend_of_unreached(canvas.shown, epochs))
         canvas.describe(
             results,
             table,
@@ -123,7 +123,8 @@ def _draw_quantity(
     panel.context(table[~in_group & (table[quantity] < math.inf)], quantity)
     panel.curve(own.assign(**{quantity: reached}), quantity, look, low=low, high=high)
     above = 2 * reached.max() if reached.notna().any() else 1.0
-    mark_unreached(panel, own, quantity, look, above=1.1 * epochs if name == "epochs" else above)
+    place = 1.1 * epochs if name == "epochs" else above
+    mark_unreached(panel, own, quantity, look, epochs=epochs, above=place)
     if name == "epochs":
         most = table[quantity].max()
         panel.ax.set_ylim(0, 1.2 * (most if most < math.inf else epochs))

@@ -8,6 +8,7 @@ import re
 from itertools import combinations
 
 import numpy as np
+import pandas as pd
 import pytest
 from matplotlib.colors import to_rgb
 from matplotlib.legend import Legend
@@ -18,7 +19,7 @@ from scalebench.figures import PlotRequest, figure_names, plot_folder
 from scalebench.figures.base import FIGURES
 from scalebench.figures.drawing.canvas import WIDE, Canvas
 from scalebench.figures.drawing.names import family, short_names, wrapped
-from scalebench.figures.drawing.styles import grouped, looks
+from scalebench.figures.drawing.styles import EXECUTION_WORDS, NEUTRAL, grouped, looks
 from scalebench.figures.plotting import house_style
 from scalebench.figures.style import choose_style
 from scalebench.records.store import Store
@@ -296,7 +297,6 @@ def test_twelve_families_are_distinguishable_by_colour_alone(seed):
             assert apart(one, other, eyes) >= 14, (name, other_name, eyes)
 
 
-def test_no_series_is_grey():
 def test_twelve_options_of_one_family_are_told_apart():
     """By shade for all eyes, or, where shades begin again, by what is inside of the mark and by the dash."""
     given = list(looks([f"local_sgd(steps={2**n})" for n in range(12)]).values())
@@ -312,6 +312,7 @@ def test_twelve_options_of_one_family_are_told_apart():
     assert modelled[4:] == [look.dash for look in given[4:]], "as the legend has them"
 
 
+def test_no_series_is_grey():
     names = [f"{name}(steps={n})" if n else name for name in FAMILIES for n in range(4)]
     for name, look in looks(names).items():
         _, a, b = lab(look.color)
@@ -352,6 +353,49 @@ def test_mark_of_wide_intervals_is_explained_where_it_is_drawn(tmp_path):
     marked = [any(panel.marks_wide for panel in page.panels) for page in canvas._pages]
     assert not all(marked)
     assert [any(text.get_text() == WIDE for text in figure.findobj(Text)) for figure in figures] == marked
+
+
+@pytest.mark.parametrize("name", ["strong-scaling", "breakdown", "reduction-parts", "time-to-target"])
+def test_legend_explains_what_its_page_shows_and_nothing_else(eight, name):
+    canvas, figures = draw(eight, name, choose_style("slides"))
+    assert len(figures) > 1
+    for page, figure in zip(canvas._pages, figures, strict=True):
+        said = {text.get_text().replace("\n", " ") for part in figure.findobj(Legend) for text in part.get_texts()}
+        data = pd.concat([panel.data() for panel in page.panels])
+        drawn = data[data["y"].notna() & (data["y"] != 0)]
+        shown = {EXECUTION_WORDS[name] for name in drawn["execution"].dropna()}
+        assert said & set(EXECUTION_WORDS.values()) == shown
+        crosses = [line for ax in figure.axes for line in ax.get_lines() if line.get_marker() == "x"]
+        assert ("oversubscribed (no baseline)" in said) == any(line.get_color() == NEUTRAL for line in crosses)
+
+
+def test_part_of_a_reduction_without_bars_is_not_in_the_legend(tmp_path):
+    rows = [
+        run_row(run_id=f"{name}-{workers}", strategy=name, workers=workers, train_s=seconds / workers)
+        for name, seconds in (("serial", 8.0), ("allreduce", 8.0), ("horovod", 8.0), ("epoch_average", 6.0))
+        for workers in ((1,) if name == "serial" else (1, 2, 4))
+    ]
+    with Store(tmp_path / "parts", fsync=False) as store:
+        for row in rows:
+            store.append(row, [])
+    _, (figure,) = draw(load(tmp_path / "parts"), "reduction-parts", choose_style("report"))
+    said = " ".join(text.get_text() for part in figure.findobj(Legend) for text in part.get_texts())
+    assert "saved by synchronising less often" in said
+    assert "engine" not in said, "allreduce takes as long as horovod: no bar has this part"
+
+
+def test_front_is_in_the_legend_of_pages_that_have_one(tmp_path):
+    with Store(tmp_path / "disturbed", fsync=False) as store:
+        for workers in (1, 2):
+            store.append(run_row(run_id=str(workers), workers=workers, execution="virtual"), [])
+            busy = {"execution": "native", "engine": "mpi", "others_load": 0.9}
+            store.append(run_row(run_id=f"busy-{workers}", workers=workers, **busy), [])
+    canvas, (figure,) = draw(load(tmp_path / "disturbed"), "accuracy-cost", choose_style("report"))
+    said = {text.get_text() for part in figure.findobj(Legend) for text in part.get_texts()}
+    assert "Pareto front (number: workers)" in said
+    native = [panel for panel in canvas.shown if "native" in panel.name]
+    assert native
+    assert not any("Pareto front (number: workers)" in panel.explained for panel in native)
 
 
 def test_label_of_a_study_names_model_and_data(tmp_path):

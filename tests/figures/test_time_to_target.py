@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import math
 
+import pandas as pd
 import pytest
+from matplotlib.legend import Legend
 
 from scalebench.errors import ResultsError
 from scalebench.figures.base import FIGURES, EmptyFigureError
@@ -72,6 +74,25 @@ def test_group_that_never_reaches_its_target_has_no_panel_but_a_sentence(study):
     canvas = drawn(study(rows=reached + never))
     assert not any("asp" in panel.name for panel in canvas.shown)
     assert "Not within 6 epochs at any worker count: asp, bsp, ssp." in canvas.caption()
+
+
+def test_legend_of_a_page_without_marks_says_nothing_of_the_unreached(study):  # noqa: F811
+    """Triangles and stars are explained on the pages that have them."""
+    names = ("serial", "allreduce", "horovod", "ddp", "bsp", "ssp", "dssp", "gossip", "asp", "slowmo", "epoch_average")
+    rows = [row for name in names for row in cell(name, 1, (1.0, 1.1, 1.1))]
+    rows += cell("diloco", 1, (None, None, None)) + cell("fedavg", 1, (1.0, 1.0, None))
+    with house_style(choose_style("slides")):
+        canvas = Canvas("epochs-to-target", choose_style("slides"))
+        FIGURES.create("epochs-to-target", {}).draw(study(rows=rows), canvas)
+        pages = canvas.finish()
+    found = []
+    for page, figure in zip(canvas._pages, pages, strict=True):
+        said = {text.get_text() for part in figure.findobj(Legend) for text in part.get_texts()}
+        drawn = set(pd.concat([panel.data() for panel in page.panels])["quantity"])
+        assert ("not within 6 epochs" in said) == ("place_of_unreached" in drawn)
+        found.append(("not within 6 epochs" in said, "in some runs only" in said))
+    assert (False, False) in found, "a page without marks"
+    assert {any(marks) for marks in zip(*found, strict=True)} == {True}, "each mark is on some page"
 
 
 def test_study_without_a_target_has_no_such_figure(study, tmp_path):  # noqa: F811

@@ -230,10 +230,15 @@ class Canvas:
         for execution in [name for name in EXECUTION_WORDS if name in set(drawn["execution"])]:
             style = Look(NEUTRAL, "o", 0).line(execution) | ({} if line else {"linestyle": ""})
             entries.append((Line2D([], [], **style), EXECUTION_WORDS[execution]))
-        if drawn["oversubscribed"].any():
-            entries.append((Line2D([], [], **cross()), crossed))
-        if "disturbed" in drawn and drawn["disturbed"].fillna(False).any():
-            entries.append((Line2D([], [], **plus()), "disturbed by other programs (no baseline)"))
+        marks = {
+            "oversubscribed": (cross(), crossed),
+            "disturbed": (plus(), "disturbed by other programs (no baseline)"),
+        }
+        for mark, (style, words) in marks.items():
+            marked = [panel for panel in self.panels if mark in panel.marks]
+            entries += [(Line2D([], [], **style), words)] * bool(marked)
+            for panel in marked:
+                panel.explained.add(words)
         self.legend([*entries, *extra])
 
     def say(self, *sentences: str) -> None:
@@ -369,9 +374,9 @@ class Canvas:
         return lines
 
     def _legend_of(self, page: Page) -> Iterator[list[Entry]]:
-        """Yield the rows of a page's legend, without the series and the mark of wide intervals of other pages."""
-        everywhere = {self.names.get(name, name) for own in self._pages for name in own.series}
-        here = {self.names.get(name, name) for name in page.series}
+        """Yield the rows of a page's legend, without what is drawn on other pages only."""
+        everywhere = set.union(*map(self._explained, self._pages))
+        here = self._explained(page)
         wide = any(panel.marks_wide for panel in page.panels)
         marks = [(Line2D([], [], **wide_interval()), WIDE)] if wide else []
         *rows, last = self._legend or [[]]
@@ -379,6 +384,11 @@ class Canvas:
             kept = [entry for entry in entries if entry[1] in here or entry[1] not in everywhere]
             if kept:
                 yield kept
+
+    def _explained(self, page: Page) -> set[str]:
+        """Return the words of the legend for what is drawn on a page."""
+        series = {self.names.get(name, name) for name in page.series}
+        return series.union(*(panel.explained for panel in page.panels))
 
     def _wrap(self, entries: Sequence[Entry]) -> list[list[Entry]]:
         """Break one row of the legend into rows that fit the width, and names that are wider into lines."""

@@ -18,7 +18,7 @@ from matplotlib.transforms import ScaledTranslation
 
 from scalebench.analysis.intervals import METRIC_RANGE
 from scalebench.figures.drawing.names import width, wrapped
-from scalebench.figures.drawing.styles import Look, cross, plus, wide_interval
+from scalebench.figures.drawing.styles import EXECUTION_WORDS, Look, cross, plus, wide_interval
 from scalebench.figures.style import REPORT, Style
 from scalebench.formatting import digits, metric_word
 from scalebench.study.spec import SIMULATED
@@ -54,6 +54,8 @@ class Panel:
         self.name = ""
         self._title = ""
         self.series: set[str] = set()  # drawn as curves
+        self.explained: set[str] = set()  # words of the legend for what is drawn here besides curves
+        self.marks: set[str] = set()  # of MARKS, over points
         self._tables: list[pd.DataFrame] = []
         self._rows: list[dict[str, object]] = []
         self._bars: list[tuple[Bar, str, tuple[float, float]]] = []  # with colour and point
@@ -105,9 +107,9 @@ class Panel:
         connect: bool = True,
         sparse: bool = False,
         apart_pt: float = 0.0,
+        aside: float = 0.0,
     ) -> None:
         """Draw a line with markers for each series and execution of `frame`, with error bars from `low` to `high`.
-        aside: float = 0.0,
 
         `frame` has the columns execution, engine, series, workers, oversubscribed and, of measured times, disturbed;
         rows without a value are left out. `scale` turns its unit into that of the axis; the drawn data has the unit of
@@ -125,9 +127,9 @@ class Panel:
             group = group.sort_values(x)
             look = looks[str(name)]
             at = group[x].astype(float).to_numpy() * (2 ** (look.shift * crowded) if shift else 1)
+            at = at + aside * look.shift
             y = scale * group[quantity].astype(float).to_numpy()
             bounds = [scale * group[name].astype(float).to_numpy() for name in (low, high)] if low else None
-            at = at + aside * look.shift
             first = len(at) - 1 if sparse else 0
             if bounds:
                 bars += [((a, bottom), (a, top)) for a, bottom, top in zip(at, *bounds, strict=True)][first:]
@@ -139,8 +141,11 @@ class Panel:
             if look.inside:
                 drawn += self.ax.plot(at, y, zorder=order + 0.1, **look.inner(str(execution)))
             self.series.add(str(name))
+            self.explained.add(EXECUTION_WORDS.get(str(execution), ""))
             for mark, places in marked.items():
                 hit = np.flatnonzero(group[mark].fillna(False).to_numpy(dtype=bool))[-1 if sparse else 0 :]
+                if len(hit):
+                    self.marks.add(mark)
                 if apart_pt:
                     drawn += self.ax.plot(at[hit], y[hit], **MARKS[mark](), zorder=5)
                 else:
@@ -247,11 +252,13 @@ class Panel:
         """
         ends = {True: 0.0, False: 0.0}
         edge = 0.7 * rcParams["lines.linewidth"]
+        self.explained.add(EXECUTION_WORDS[str(key["execution"])])
         for segment in segments:
             shown = segment.value if segment.measured else math.nan
             self._rows.append({"panel": self.name, **key, "quantity": f"{quantity}: {segment.part}", "y": shown})
             if not math.isfinite(segment.value) or segment.value == 0:
                 continue
+            self.explained.add(segment.part)
             up = segment.value > 0
             corner = (at - _BAR / 2, ends[up])
             pale = key["execution"] in SIMULATED

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 
 import pandas as pd
@@ -16,12 +17,21 @@ _UNREACHED, _TORN = "^", "*"  # markers: at most half of the runs reached the ta
 
 
 def mark_unreached(
-    panel: Panel, own: pd.DataFrame, quantity: str, look: dict[str, Look], *, above: float, x: str = "workers"
+    panel: Panel,
+    own: pd.DataFrame,
+    quantity: str,
+    look: dict[str, Look],
+    *,
+    epochs: int,
+    above: float,
+    x: str = "workers",
 ) -> None:
     """Draw a triangle at the height `above` for points without a value, and a star over those of some runs."""
     parts = ((_UNREACHED, own[never(own)].assign(place_of_unreached=above), "place_of_unreached"),
              (_TORN, own[torn(own)], quantity))  # fmt: skip
     for marker, marked, height in parts:
+        if len(marked):
+            panel.explained.add(_words(epochs)[marker])
         looks = {name: replace(one, marker=marker) for name, one in look.items()}
         panel.curve(marked, height, looks, x=x, connect=False, shift=x == "workers")
 
@@ -36,14 +46,18 @@ def torn(table: pd.DataFrame) -> pd.Series[bool]:
     return (table["n_reached"] < table["n_aimed"]) & ~never(table)
 
 
-def legend_of_unreached(table: pd.DataFrame, epochs: int) -> list[Entry]:
-    """Return the entries of triangles and stars, as far as there are any."""
-    marks = [(_UNREACHED, f"not within {epochs} epochs")] * bool(never(table).any())
-    marks += [(_TORN, "in some runs only")] * bool(torn(table).any())
+def legend_of_unreached(panels: Sequence[Panel], epochs: int) -> list[Entry]:
+    """Return the entries of triangles and stars, as far as the panels have any."""
     return [
         (Line2D([], [], color=NEUTRAL, marker=marker, linestyle="", markerfacecolor="white"), words)
-        for marker, words in marks
+        for marker, words in _words(epochs).items()
+        if any(words in panel.explained for panel in panels)
     ]
+
+
+def _words(epochs: int) -> dict[str, str]:
+    """Return the words of the legend by marker."""
+    return {_UNREACHED: f"not within {epochs} epochs", _TORN: "in some runs only"}
 
 
 def target_in_words(table: pd.DataFrame) -> str:
