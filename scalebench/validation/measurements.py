@@ -152,8 +152,9 @@ def communication_s(row: Any, share: float = 1.0, *, one_flow: bool = True, flow
 
     server: each worker pushes and pulls over its PCIe link (a single one only if variables lie in host memory); a
     variable on a device is summed there, so that the device of the largest one receives it from all others; nodes
-    exchange their sums with shards on all nodes. allreduce: NCCL's choice. sharded: three ring passes of 2-byte numbers
-    (gather twice, scatter once), layer by layer where the row states how many there are.
+    exchange their sums with shards on all nodes. allreduce: NCCL's choice. sharded: ring passes of 2-byte numbers, a
+    gather before forward and, unless parameters stay gathered, another before backward, and a scatter; layer by layer
+    where the row states how many there are.
     """
     workers, nodes, nbytes = int(row.workers), int(row.nodes), gradient_bytes(row)
     inside = -(-workers // nodes)
@@ -171,7 +172,8 @@ def communication_s(row: Any, share: float = 1.0, *, one_flow: bool = True, flow
     network = Network(cluster, inside)
     if kind == "sharded":
         layers = _layers(row)
-        return layers * 1.5 * network.allreduce(int(nbytes / 2 / layers), range(workers), "ring")
+        passes = 2 if _stays_gathered(str(row.strategy)) else 3
+        return layers * passes / 2 * network.allreduce(int(nbytes / 2 / layers), range(workers), "ring")
     return network.allreduce(int(nbytes), range(workers), "nccl")
 
 
@@ -179,6 +181,11 @@ def _layers(row: Any) -> int:
     """Return how many parts of a sharded model are gathered one after another, each in messages of its own."""
     stated = float(getattr(row, "layers", math.nan))
     return max(1, int(stated)) if math.isfinite(stated) else 1
+
+
+def _stays_gathered(strategy: str) -> bool:
+    """Return True if parameters that forward gathered are kept for backward, as by SHARD_GRAD_OP of PyTorch's FSDP."""
+    return "SHARD_GRAD_OP" in strategy
 
 
 def _in_host_memory(strategy: str) -> bool:

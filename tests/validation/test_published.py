@@ -186,6 +186,15 @@ def test_layers_of_a_sharded_model_are_gathered_one_after_another() -> None:
     assert communication_s(once) == communication_s(row._replace(layers=1))
 
 
+def test_parameters_that_stay_gathered_are_gathered_once() -> None:
+    """SHARD_GRAD_OP frees what forward gathered after backward: a gather and a scatter in place of two and one."""
+    table = some_rows("MosaicML")
+    (row,) = records(table.query("model == 'MPT-3b' and workers == 512"))
+    assert "SHARD_GRAD_OP" in row.strategy
+    again = row._replace(strategy=row.strategy.replace("SHARD_GRAD_OP", "FULL_SHARD"))
+    assert communication_s(row) == pytest.approx(2 / 3 * communication_s(again))
+
+
 def test_sharded_training_is_predicted_better_than_by_linear_scaling() -> None:
     """All but the series whose base row of 32 GPUs has 18 % less throughput a GPU than its rows of 64 and 128."""
     found, _ = predict_published(some_rows("MosaicML", "TensorFlow"))
