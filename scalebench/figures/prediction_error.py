@@ -92,6 +92,7 @@ def _draw(errors: pd.DataFrame, canvas: Canvas) -> None:
     apart.ax.xaxis.set_major_locator(MaxNLocator(integer=True))
     apart.ax.set(xlabel="doublings from the calibration", ylabel="predicted / measured - 1")
     handles.append((Line2D([], [], linestyle="", marker="_", color=_GREY), "linear scaling"))
+    handles.append((Line2D([], [], linestyle=":", color="#888888"), "equal"))
     canvas.legend(handles)
     mape, linear = errors["error"].abs().mean(), errors["linear_error"].abs().mean()
     canvas.say(
