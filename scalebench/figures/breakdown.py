@@ -7,6 +7,7 @@ from collections.abc import Hashable
 from typing import Any
 
 import pandas as pd
+from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 
 from scalebench.analysis import Results, cells
@@ -14,11 +15,22 @@ from scalebench.figures.base import FIGURES, Figure
 from scalebench.figures.drawing.bars import counts_by_execution, draw_bars, executions_of_bars
 from scalebench.figures.drawing.canvas import Canvas, Entry
 from scalebench.figures.drawing.panel import Segment, hatch_of
-from scalebench.figures.drawing.styles import ENGINE_ALONE, ENGINE_ALONE_PATTERN, TASK_PATTERNS, TASKS
+from scalebench.figures.drawing.styles import (
+    ENGINE_ALONE,
+    ENGINE_ALONE_PATTERN,
+    MARK_WORDS,
+    TASK_PATTERNS,
+    TASKS,
+)
 from scalebench.figures.style import Style
-from scalebench.formatting import marks, seconds
+from scalebench.formatting import DISTURBED, OVERSUBSCRIBED, marks, seconds
 
 _COLUMNS = 3
+_HEIGHTS_IN = (2.6, 2.15, 3.0)  # in print, on screen, on slides, whose times above the bars are large
+_SIGNS = {  # behind times, in the words of the legend
+    "oversubscribed": f"{OVERSUBSCRIBED} {MARK_WORDS['oversubscribed']}",
+    "disturbed": f"{DISTURBED} {MARK_WORDS['disturbed']}",
+}
 _NAMES_IN = 0.2  # of executions, below the counts
 _ALONE = "engine, at one worker"
 _UNMEASURED = "split not measured"
@@ -34,7 +46,7 @@ class Breakdown(Figure):
         table, look, _ = canvas.series_of(cells(results), of=results)
         names = [name for name in look if name in set(table["series"])]
         counts = counts_by_execution(table)
-        height = 2.15 if canvas.style.height >= 1 else 2.6
+        height = _HEIGHTS_IN[int(canvas.style.height >= 1) + int(canvas.style.height > 1)]
         named = _NAMES_IN * (len(counts) > 1)
         top, small = _top(table, canvas.style, height), canvas.style.small
         (panels,) = canvas.grids((len(names), canvas.fits(min(_COLUMNS, len(names)), narrow=True), height + named))
@@ -46,6 +58,7 @@ class Breakdown(Figure):
             for at, cell in draw_bars(panel, own, shown, _segments, "share of training time", like=counts):
                 time = panel.ax.text(at, 103, _time_of(cell), rotation=90, ha="center", va="bottom", fontsize=small)
                 time.set_in_layout(False)
+                panel.explained |= {words for mark, words in _SIGNS.items() if cell[mark]}
             panel.ax.set_ylim(0, top)
             panel.ax.set_yticks([0, 50, 100])
             if panel.leftmost:
@@ -57,7 +70,7 @@ class Breakdown(Figure):
             edge = "white" if measured and canvas.style.patterns else color
             entries.append((Patch(facecolor=color if measured else "white", edgecolor=edge, hatch=hatch), part))
         canvas.legend(entries)
-        canvas.legend(executions_of_bars(table))
+        canvas.legend([*executions_of_bars(table), *_signs(table)])
         canvas.describe(
             results,
             table,
@@ -69,7 +82,13 @@ class Breakdown(Figure):
                 "engine is shown as that.",
             ),
             bars=False,
+            signs=(OVERSUBSCRIBED, DISTURBED),
         )
+
+
+def _signs(table: pd.DataFrame) -> list[Entry]:
+    """Return the entries of the signs behind times, which stand in their words."""
+    return [(Line2D([], [], linestyle=""), words) for mark, words in _SIGNS.items() if table[mark].any()]
 
 
 def _segments(cell: dict[Hashable, Any]) -> list[Segment]:

@@ -384,6 +384,20 @@ def test_part_of_a_reduction_without_bars_is_not_in_the_legend(tmp_path):
     assert "engine" not in said, "allreduce takes as long as horovod: no bar has this part"
 
 
+def test_signs_behind_times_of_bars_are_explained(tmp_path):
+    with Store(tmp_path / "disturbed", fsync=False) as store:
+        for workers in (1, 2):
+            busy = {"execution": "native", "engine": "mpi", "others_load": 0.9 * (workers == 2)}
+            store.append(run_row(run_id=f"busy-{workers}", workers=workers, **busy), [])
+    canvas, (figure,) = draw(load(tmp_path / "disturbed"), "breakdown", choose_style("slides"))
+    texts = [text.get_text() for text in canvas.shown[0].ax.texts]
+    assert sum(text.endswith(" †") for text in texts) == 1
+    said = {text.get_text() for part in figure.findobj(Legend) for text in part.get_texts()}
+    assert "† disturbed by other programs (no baseline)" in said
+    assert not any("oversubscribed" in words for words in said)
+    assert "†: other programs took" in canvas.caption()
+
+
 def test_front_is_in_the_legend_of_pages_that_have_one(tmp_path):
     with Store(tmp_path / "disturbed", fsync=False) as store:
         for workers in (1, 2):

@@ -27,6 +27,7 @@ from scalebench.figures.drawing.names import short_names, width, wrapped
 from scalebench.figures.drawing.panel import Panel, lettered, share_y
 from scalebench.figures.drawing.styles import (
     EXECUTION_WORDS,
+    MARK_WORDS,
     MOST_SERIES,
     NEUTRAL,
     Handle,
@@ -216,7 +217,7 @@ class Canvas:
         drawn: pd.DataFrame,
         *extra: Entry,
         line: bool = True,
-        crossed: str = "oversubscribed (no baseline)",
+        crossed: str = MARK_WORDS["oversubscribed"],
     ) -> None:
         """Add colour and marker of each drawn series, and a row with the fill of each execution of `drawn`.
 
@@ -250,11 +251,18 @@ class Canvas:
         self._method += [sentence for sentence in sentences if sentence]
 
     def describe(
-        self, results: Results, drawn: pd.DataFrame, *sentences: str, method: Sequence[str] = (), bars: bool = True
+        self,
+        results: Results,
+        drawn: pd.DataFrame,
+        *sentences: str,
+        method: Sequence[str] = (),
+        bars: bool = True,
+        signs: tuple[str, str] = ("Crosses", "Plus signs"),
     ) -> None:
         """Append to the caption: model and data, executions and their bars, `sentences`, and the marks of `drawn`.
 
-        The protocol is that of the study and its machines, then the sentences of `method`.
+        The protocol is that of the study and its machines, then the sentences of `method`. `signs` are the marks of
+        oversubscribed and disturbed points.
         """
         context = any(panel.has_context for panel in self.panels)
         self.say(
@@ -262,7 +270,7 @@ class Canvas:
             caption.describe_executions(results, drawn, bars=bars),
             *(caption.describe_added(one, bars=bars) for one in self.added),
             *sentences,
-            caption.describe_marks(drawn),
+            caption.describe_marks(drawn, *signs),
             "Pale grey: the series of the other panels." if context else "",
         )
         shortened = {name: short for name, short in self.names.items() if name != short}

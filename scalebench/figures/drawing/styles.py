@@ -94,6 +94,12 @@ EXECUTION_WORDS = {
 }
 
 
+MARK_WORDS = {
+    "oversubscribed": "oversubscribed (no baseline)",
+    "disturbed": "disturbed by other programs (no baseline)",
+}
+
+
 def cross() -> dict[str, Any]:
     """Return matplotlib keywords of the cross over oversubscribed points."""
     size, edge = 1.4 * rcParams["lines.markersize"], 1.2 * rcParams["lines.markeredgewidth"]
