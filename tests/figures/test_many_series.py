@@ -209,6 +209,13 @@ def test_short_names_keep_the_difference():
     assert (
         short_names(["epoch_average(every=2)", "epoch_average"])["epoch_average(every=2)"] == "epoch_average(every=2)"
     )
+    beside = [
+        "epoch_average",
+        "epoch_average(every=2)",
+        "epoch_average in another",
+        "epoch_average(every=2) in another",
+    ]
+    assert list(short_names(beside).values()) == beside, "every=2 is what tells two of them apart"
     alone = "hierarchical_local_sgd(groups=[4, 16], periods=[8, 32])"
     assert short_names([alone, "ddp"])[alone] == alone
     assert family("mine.py:Mine(first=3) on gloo") == "mine.py:Mine"

@@ -32,16 +32,19 @@ def short_names(series: Iterable[str]) -> dict[str, str]:
         head, own, _ = _parts(name)
         options.setdefault(head, []).extend([set(own)] * bool(own))
     common = {head: set.intersection(*found) if len(found) > 1 else set() for head, found in options.items()}
-    short = {name: _without(name, common[family(name)]) for name in known}
+    plain = {head for head, own, _ in map(_parts, known) if not own}  # beside these no option is common to all
+    short = {name: _without(name, common[family(name)], family(name) in plain) for name in known}
     taken = list(short.values())
     return {name: own if taken.count(own) == 1 else name for name, own in short.items()}
 
 
-def _without(name: str, common: set[str]) -> str:
+def _without(name: str, common: set[str], beside_plain: bool) -> str:
     head, options, rest = _parts(name)
     if len(name) <= LONG or not common:
         return name
     kept = [option for option in options if option not in common]
+    if not kept and beside_plain:
+        return name
     return f"{head}({', '.join(['…', *kept])}){rest}"
 
 
