@@ -11,7 +11,7 @@ from scalebench.batch.site import Site, SiteError
 from scalebench.comm import engines
 from scalebench.formatting import counted
 from scalebench.launch.hosts import Allocation
-from scalebench.launch.model_check import estimate, measured_step
+from scalebench.launch.model_check import estimate, kept_step
 from scalebench.launch.planning import StudyPlan
 from scalebench.study.spec import Run, Study
 
@@ -72,13 +72,13 @@ def limits_of(
 ) -> Callable[[Sequence[Run]], int]:
     """Return the function that gives the time limit of a job with some runs: the stated one, or the estimate's.
 
-    The estimate follows from one step measured here. A login node is not a compute node, and communication is not in
-    it: hence the margin.
+    The estimate follows from one step, measured here once. A login node is not a compute node, and communication is not
+    in it: hence the margin.
     """
     longest = site.max_time
     if stated is not None:
         return lambda runs: stated
-    step_s = measured_step(plan)
+    step_s = kept_step(plan)
 
     def limit_s(runs: Sequence[Run]) -> int:
         expected = estimate(plan, runs, len(plan.sweep.further), allocation.hosts[0].cores, step_s)

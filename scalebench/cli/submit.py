@@ -157,14 +157,15 @@ def _submit_study(
     from scalebench.batch.resources import allocation_for, choose_launcher, limits_of
     from scalebench.batch.shards import divide
     from scalebench.batch.submission import Submission, Submitter, begin, made_by
-    from scalebench.launch.model_check import look_at_model
+    from scalebench.launch.model_check import fits_unseen, look_at_model
     from scalebench.launch.planning import plan_study
     from scalebench.launch.sweep import Detail
 
     choose_launcher(site)
     allocation = allocation_for(wanted, site, scheduler, asked["nodes"], asked["tasks_per_node"])
     plan = plan_study(wanted, allocation)
-    plan.prepared.notes += look_at_model(plan)
+    if not fits_unseen(plan):
+        plan.prepared.notes += look_at_model(plan)
     limit_s = limits_of(plan, allocation, site, asked["limit_s"])
     shards = divide(plan, allocation, asked["grouping"], by_repetition=asked["array"], limit_s=limit_s)
     host = allocation.hosts[0]

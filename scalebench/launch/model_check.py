@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 import time
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
+from importlib.metadata import version
 from typing import TYPE_CHECKING
 
 from scalebench.comm import engines
@@ -12,13 +16,12 @@ from scalebench.errors import ModelError
 from scalebench.formatting import counted, roughly
 from scalebench.launch.planning import StudyPlan, cuts_model
 from scalebench.launch.sweep import strategy_warnings
-from scalebench.launch.traffic import schedules_of
-from scalebench.models.registry import build_model
-from scalebench.pricing.table_cut import cut_of
+from scalebench.models.registry import build_model, is_foreign
+from scalebench.records.machine import cpu_model
 from scalebench.strategies import registry
 from scalebench.study.spec import Run, Study
+from scalebench.system.atomic_write import cache_folder, write_atomic
 from scalebench.system.memory import usable_memory_mib
-from scalebench.training.initial_weights import load_weights
 
 if TYPE_CHECKING:
     from torch import nn
@@ -39,7 +42,10 @@ def look_at_model(plan: StudyPlan) -> list[str]:
     """
     import torch
 
+    from scalebench.launch.traffic import schedules_of
     from scalebench.models.parts import facts_of, require_cut
+    from scalebench.pricing.table_cut import cut_of
+    from scalebench.training.initial_weights import load_weights
 
     study, dataset = plan.study, next(iter(plan.prepared.datasets.values()))
     dtype = getattr(torch, study.dtype)
@@ -84,6 +90,24 @@ def look_at_model(plan: StudyPlan) -> list[str]:
     return notes + memory_notes(plan, parameters * dtype.itemsize, replica_bytes)
 
 
+def fits_unseen(plan: StudyPlan) -> bool:
+    """Return True if nothing of the plan depends on how the model is built, so that it can be submitted without torch.
+
+    Such a model is of this package, starts from weights of its own, is held whole, and trains on several samples at a
+    time. The runs look at it all the same.
+    """
+    study = plan.study
+    if is_foreign(study.model) or study.init_weights is not None:
+        return False
+    return _smallest_batch(plan) != 1 and not any(cuts_model(run) for run in plan.sweep.runs)
+
+
+def _smallest_batch(plan: StudyPlan) -> int:
+    """Samples of the smallest batch on which the study trains; 0 if it trains nothing."""
+    trained = [run for run in plan.sweep.runs if run.execution != "modelled"]
+    return min((int(plan.prepared.plan_of(run).batch_sizes(0).min()) for run in trained), default=0)
+
+
 def _tried(plan: StudyPlan, model: nn.Module) -> Trial:
     """Train the model on the smallest batch of the study, where it is to be trained.
 
@@ -91,12 +115,11 @@ def _tried(plan: StudyPlan, model: nn.Module) -> Trial:
     """
     import torch
 
-    from scalebench.models.trial import Trial, is_foreign, refuse_small_batches, try_model
+    from scalebench.models.trial import Trial, refuse_small_batches, try_model
 
-    study, trained = plan.study, [run for run in plan.sweep.runs if run.execution != "modelled"]
-    smallest = min((plan.prepared.plan_of(run).batch_sizes(0).min() for run in trained), default=0)
+    study = plan.study
     dataset = next(iter(plan.prepared.datasets.values()))
-    samples = min(int(smallest), _TRIED)
+    samples = min(_smallest_batch(plan), _TRIED)
     if not samples or not (is_foreign(study.model) or samples == 1):
         return Trial([], [])
     dtype = getattr(torch, study.dtype)
@@ -223,3 +246,23 @@ def measured_step(plan: StudyPlan) -> float:
     begin = time.perf_counter()
     steps = take_steps(replica, bounded(*_STEPS, _STEPS_S))
     return (time.perf_counter() - begin) / steps
+
+
+def kept_step(plan: StudyPlan) -> float:
+    """Return `measured_step`, of a model and batch that were measured on this machine before what the cache has."""
+    study, workers = plan.study, min(plan.prepared.plans)
+    dataset, batches = plan.prepared.datasets[workers], plan.prepared.plans[workers]
+    facts = (
+        *(version("torch"), cpu_model(), study.threads_per_worker, study.dtype, str(study.optimizer)),
+        *(str(study.model), study.model_sha256, dataset.input_shape, dataset.outputs, dataset.task),
+        batches.batch_size,
+    )
+    name = hashlib.sha256(repr(facts).encode()).hexdigest()[:16]
+    path = cache_folder("steps") / f"one-{name}.json"
+    with suppress(OSError, ValueError, TypeError):
+        return float(json.loads(path.read_text(encoding="utf-8")))
+    step_s = measured_step(plan)
+    with suppress(OSError):  # a cache that cannot be written is one that nothing is read from
+        path.parent.mkdir(parents=True, exist_ok=True)
+        write_atomic(path, json.dumps(step_s))
+    return step_s

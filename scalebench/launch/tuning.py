@@ -14,11 +14,8 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import pandas as pd
 from pydantic import ValidationError
 
-from scalebench.analysis.loading import label_of
-from scalebench.analysis.tuning import chosen
 from scalebench.errors import ResultsError, StudyError
 from scalebench.launch.sweep import named
 from scalebench.strategies import registry
@@ -28,6 +25,8 @@ from scalebench.study.validation import explain
 from scalebench.training.optimizers import check_optimizer
 
 if TYPE_CHECKING:
+    import pandas as pd
+
     from scalebench.launch.planning import StudyPlan
 
 _STREAM = 0x7E57  # of the study's random numbers
@@ -87,6 +86,8 @@ def with_chosen(plan: StudyPlan, trials: pd.DataFrame) -> StudyPlan:
     """
     if plan.study.tune is None:
         return plan
+    from scalebench.analysis.tuning import chosen
+
     found = chosen(trials, plan.study.tune.metric)
     values = {
         (label, workers): json.loads(tuned)
@@ -110,6 +111,8 @@ def _cell(run: Run) -> tuple[str, int]:
 
 
 def _label(run: Run) -> str:
+    from scalebench.analysis.loading import label_of  # pandas
+
     return label_of(run.strategy.name, json.dumps(run.strategy.options), json.dumps(run.tuned))
 
 

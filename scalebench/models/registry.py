@@ -146,6 +146,11 @@ def is_own(name: str) -> bool:
     return ":" in name or name.endswith(".py")
 
 
+def is_foreign(component: Component) -> bool:
+    """Return True for a model that is not of this package: a user's file, or another package's."""
+    return is_own(component.name) or not MODELS.find(component.name).__module__.startswith("scalebench.")
+
+
 def check_own(name: str) -> Path:
     """Return the file of `name`. Raises ModelError for a wrong form or a missing file."""
     return own_file("model", name, _FORM, ModelError)

@@ -13,9 +13,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from scalebench.errors import ModelError, place_in_own_code
 from scalebench.formatting import counted
-from scalebench.models.architecture import MODELS
 from scalebench.models.metric import logits_of, loss_for, own_loss, takes_labels
-from scalebench.models.registry import is_own, require_logits
+from scalebench.models.registry import require_logits
 from scalebench.study.spec import Component
 from scalebench.system.random_state import drawn_since, random_state, seeded
 
@@ -27,11 +26,6 @@ class Trial(NamedTuple):
 
     without_gradient: list[str]
     notes: list[str]
-
-
-def is_foreign(component: Component) -> bool:
-    """Return True for a model that is not of this package: a user's file, or another package's."""
-    return is_own(component.name) or not MODELS.find(component.name).__module__.startswith("scalebench.")
 
 
 def try_model(

@@ -30,9 +30,10 @@ from scalebench.strategies.replica_state import floating_buffers
 from scalebench.study.spec import BY_LAYER, Run
 from scalebench.system.clock import Clock, Task
 from scalebench.system.random_state import put_back, random_state
+from scalebench.training.flat_sgd import FlatSgd
 from scalebench.training.initial_weights import load_weights
 from scalebench.training.meters import Meters
-from scalebench.training.optimizers import FlatSgd, build_optimizer, check_optimizer, learning_rate
+from scalebench.training.optimizers import build_optimizer, check_optimizer, learning_rate
 from scalebench.training.parts import Assembly
 from scalebench.training.sharded import ShardedModel
 from scalebench.training.stage import Order, Stage, StageArithmetic, run_backward, sizes_of

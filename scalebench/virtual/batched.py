@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from scalebench.models.flat import Memory
 from scalebench.strategies.base import Batch
 from scalebench.system.clock import Task
-from scalebench.training.optimizers import FlatSgd
+from scalebench.training.flat_sgd import FlatSgd
 from scalebench.training.replica import Replica
 from scalebench.virtual.scheduler import Scheduler
 from scalebench.virtual.stretches import StretchingReplica

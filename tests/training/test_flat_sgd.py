@@ -12,7 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from scalebench.study.spec import Component
-from scalebench.training.optimizers import FlatSgd, build_optimizer
+from scalebench.training.flat_sgd import FlatSgd
+from scalebench.training.optimizers import build_optimizer
 
 MOMENTA = st.sampled_from([0.0, 0.5, 0.9])
 DECAYS = st.sampled_from([0.0, 1e-4, 0.1])
