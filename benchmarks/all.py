@@ -17,6 +17,7 @@ BENCHMARKS = (
     "command_line",
     "native_step",
     "averaging_bandwidth",
+    "task_overhead",
     "virtual_overhead",
     "many_workers",
     "jobs",

@@ -42,7 +42,7 @@ settings.load_profile("any machine")
 
 # Folders and files of tests/ whose tests start ranks, or kill what they start.
 RANKS = {
-    "comm", "faults", "hosts", "install", "launch", "native",
+    "comm", "faults", "hosts", "install", "launch", "native", "tasks",
     "test_ad_psgd.py", "test_buffers.py", "test_compression.py", "test_daso.py", "test_dislib_parity.py",
     "test_doctor.py", "test_end_to_end.py", "test_native_equality.py", "test_own_strategy.py", "test_paced_ranks.py",
     "test_parts_of_models.py", "test_real_ranks.py", "test_slow_workers.py", "test_spread.py", "test_trace.py",

@@ -25,7 +25,7 @@ from scalebench.analysis.rounds import timed
 from scalebench.formatting import counted, deviation
 from scalebench.strategies.registry import preferred_engine
 
-PREFERRED_ENGINES = ("mpi", "nccl", "gloo", "horovod")  # native engine to compare with, where a strategy ran on several
+PREFERRED_ENGINES = ("mpi", "nccl", "gloo", "horovod", "tasks")  # native engine to compare with, if there are several
 CHECKED_FROM = 2  # checks
 OF_A_MEDIAN = 1.35  # variance of a median of three over that of their mean
 NATIVE_ERROR, BESIDE_PROGRAMS = "virtual-native error", "error of calibrating beside programs"

@@ -32,7 +32,10 @@ STUDY_OPTIONS: dict[str, dict[str, Any]] = {
         "help": "linear: multiplied by the workers; step and optimizer_steps: decayed every --set lr_decay_every=N.",
     },
     "execution": {"type": click.Choice(["auto", "native", "paced", "virtual", "modelled"]), "help": _EXECUTIONS},
-    "engine": {"type": click.Choice(["mpi", "horovod", "gloo", "nccl"]), "help": "Native engine of all strategies."},
+    "engine": {
+        "type": click.Choice(["mpi", "horovod", "gloo", "nccl", "tasks"]),
+        "help": "Native engine of all strategies.",
+    },
     "cluster": {"metavar": "NAME|FILE", "help": "What virtual runs stand for."},
     "device_step_time": {"type": float, "metavar": "SECONDS", "help": "One local step on the stated device."},
     "dtype": {"type": click.Choice(["float32", "float64", "bfloat16"]), "help": "Of weights and gradients."},

@@ -32,6 +32,7 @@ class Capability(StrEnum):
     SERVER = "server"  # a party with deferred replies
     HOROVOD_OPTIMIZER = "horovod_optimizer"  # the real hvd.DistributedOptimizer
     PROCESS_GROUP = "process_group"  # a torch.distributed process group, for the real DDP
+    BATCHES = "batches"  # exchanges between the batches of an epoch, and a look at their gradients
     OVERLAP = "overlap"  # gradient averaging charged as overlapped with backward; virtual only
 
 

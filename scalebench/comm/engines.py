@@ -21,17 +21,20 @@ ADD_HOROVOD = "scalebench install horovod"
 LAUNCHER_VARIABLE = "SCALEBENCH_LAUNCHER"
 LAUNCHERS = ("auto", "mpirun", "srun")
 
-_OF_ALL = frozenset({Capability.COLLECTIVES, Capability.NONBLOCKING})
+_OF_ALL = frozenset({Capability.BATCHES, Capability.COLLECTIVES, Capability.NONBLOCKING})
 _OF_GROUPS = _OF_ALL | {Capability.SPLIT, Capability.POINT_TO_POINT}
 _PROVIDES: dict[str, frozenset[Capability]] = {
     "mpi": _OF_GROUPS | {Capability.ADASUM, Capability.SHARED_STATE, Capability.SERVER},
     "horovod": _OF_ALL | {Capability.HOROVOD_OPTIMIZER},
     "gloo": _OF_GROUPS | {Capability.PROCESS_GROUP},
     "nccl": _OF_GROUPS | {Capability.PROCESS_GROUP},
+    "tasks": frozenset({Capability.COLLECTIVES, Capability.SHARED_STATE}),
 }
 NAMES = tuple(_PROVIDES)
 _GPU = re.compile(r"\d+|(GPU|MIG)-[\w/-]+")  # as CUDA_VISIBLE_DEVICES names one
-PROGRESS_THREADS = {"mpi": 0, "horovod": 1, "gloo": 1, "nccl": 1}  # threads that move bytes beside compute
+PROGRESS_THREADS = {"mpi": 0, "horovod": 1, "gloo": 1, "nccl": 1, "tasks": 0}  # that move bytes beside compute
+TASKS = "tasks"  # has no ranks: blocks of steps go to what `BACKENDS` names, with the package that each needs
+BACKENDS = {"processes": ("", ""), "dask": ("distributed", "scalebench[tasks]"), "ray": ("ray", "ray")}
 
 
 def provides(engine: str) -> frozenset[Capability]:
@@ -49,6 +52,14 @@ def carries(engine: str, dtype: str) -> bool:
     """Return True if `engine` moves tensors of `dtype`; Horovod has no bfloat16 for torch."""
     provides(engine)
     return not (engine == "horovod" and dtype == "bfloat16")
+
+
+def backend_lacks(backend: str) -> str | None:
+    """Return None if `backend`, which computes tasks, is installed, else the command that adds it."""
+    package, install = BACKENDS[backend]
+    if not package or find_spec(package) is not None:
+        return None
+    return f'{package} is not installed; add it with: pip install "{install}"'
 
 
 def cores() -> int:
@@ -120,6 +131,8 @@ def available(engine: str, *, here: bool = True) -> str | None:
     `here` is this machine, with its GPUs and its job; otherwise a job still to be submitted with this installation.
     """
     provides(engine)
+    if engine == TASKS:
+        return None if _folder_of("torch") is not None else "torch is not installed; add it with: pip install torch"
     mpirun = find_mpirun()
     if launcher() == "srun":
         if reason := slurm.lacks(engine, here=here):

@@ -44,6 +44,7 @@ def describe_strategy(name: str) -> StrategyEngines:
     missing: dict[str, tuple[str, ...]] = {}
     for engine in ENGINES:
         lacking = _class_on(name, engine).requires - provided_by(engine)
+        lacking |= _between_batches(registry.create(name, {}), engine)
         if lacking:
             missing[engine] = tuple(sorted(str(capability) for capability in lacking))
     able = [engine for engine in ENGINES if engine not in missing]
@@ -55,6 +56,16 @@ def describe_strategy(name: str) -> StrategyEngines:
 def provided_by(engine: str) -> frozenset[Capability]:
     """Return the capabilities of an engine, `virtual` included."""
     return VIRTUAL_PROVIDES if engine == "virtual" else engines.provides(engine)
+
+
+def _between_batches(strategy: Strategy, engine: str) -> frozenset[Capability]:
+    """Return the capability that `engine` lacks for a strategy which does not train for whole epochs alone."""
+    if Capability.BATCHES in provided_by(engine):
+        return frozenset()
+    traits = strategy.traits
+    alone = all(stretch.unit == "epoch" for stretch in traits.stretches or ()) and traits.stretches is not None
+    whole = traits.pipeline * traits.tensor == 1 and not traits.sharded and not traits.servers
+    return frozenset() if alone and whole else frozenset({Capability.BATCHES})
 
 
 def _class_on(name: str, engine: str) -> type[Strategy]:
@@ -87,6 +98,8 @@ def native_points(
         notes.append(f"{component}: no native runs, no engine has {_listed(strategy.needs - _NATIVE)}")
         return None
     check_provided(strategy, engine, engines.provides(engine))
+    if engine == engines.TASKS and (reason := engines.backend_lacks(study.tasks.backend)):
+        raise EngineError(f"tasks.backend: {reason}; or use backend: processes")
     if not engines.carries(engine, study.dtype):
         raise EngineError(f"strategy {component.name}: engine {engine} cannot carry {study.dtype}; use another dtype")
     wire = strategy.traits.wire
@@ -131,7 +144,7 @@ def check_provided(strategy: Strategy, engine: str, provided: frozenset[Capabili
     Raises:
         EngineError: it names what is missing, and the engines that have it.
     """
-    missing = strategy.needs - provided
+    missing = (strategy.needs - provided) | _between_batches(strategy, engine)
     if missing:
         able = _able(strategy)
         step = f"--engine {' or '.join(able)}, or leave --engine out" if able else "--execution virtual"
@@ -161,7 +174,7 @@ def _able(strategy: Strategy) -> list[str]:
     for name in engines.NAMES:
         on_engine = type(strategy) if own else registry.find(strategy.name, name)
         needs = strategy.needs if on_engine is type(strategy) else on_engine.requires
-        if needs <= engines.provides(name):
+        if needs <= engines.provides(name) and not _between_batches(strategy, name):
             able.append(name)
     return able
 

@@ -11,7 +11,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import suppress
+from contextlib import closing, suppress
 from dataclasses import dataclass
 from itertools import count
 from pathlib import Path
@@ -71,6 +71,10 @@ class Launcher:
         """
         for engine in dict.fromkeys(run.engine for run in runs):
             engines.require(engine)
+        self._launch_tasks([run for run in runs if run.engine == engines.TASKS])
+        runs = [run for run in runs if run.engine != engines.TASKS]
+        if not runs:
+            return
         self.work_dir.mkdir(parents=True, exist_ok=True)
         require_seen([self.work_dir, *dict.fromkeys(self.folders.values())])
         cold: set[str] = set()  # warm-up runs that failed: not tried again
@@ -93,6 +97,19 @@ class Launcher:
                 if left:
                     require_there([self.work_dir])
                     self.log(f"launching the remaining {len(left)} run{'s' * (len(left) > 1)} again ({watch.cause})")
+
+    def _launch_tasks(self, runs: Sequence[Run]) -> None:
+        """Execute runs whose blocks of steps are tasks: there are no ranks, and the workers' programs run here."""
+        if not runs:
+            return
+        from scalebench.tasks.run import TaskRuns
+
+        with closing(TaskRuns(self.folders, self.ranks, self.weights_folder)) as tasks:
+            for run in [*warm_ups(runs, self.warmup_runs), *runs]:
+                if self.stopping():
+                    return
+                self.on_start(run)
+                self.on_outcome(run, tasks.execute(run))
 
 
 def warm_ups(runs: Sequence[Run], count: int) -> list[Run]:

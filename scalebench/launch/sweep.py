@@ -12,9 +12,10 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from scalebench.cluster.spec import Cluster, require_step_times
+from scalebench.comm import engines
 from scalebench.errors import ModelError, StudyError
 from scalebench.launch.engine_choice import VIRTUAL_PROVIDES, charged_engine, check_provided, native_points
-from scalebench.launch.hosts import Allocation, reachable
+from scalebench.launch.hosts import Allocation, reachable, this_host
 from scalebench.native.job import server_ranks
 from scalebench.strategies import registry
 from scalebench.strategies.base import Setting
@@ -268,7 +269,9 @@ def is_oversubscribed(run: Run, allocation: Allocation | None = None) -> bool:
     """Return True if a native run keeps more threads busy than there are cores; of paced runs the overrun decides."""
     if run.execution != "native":
         return False
-    on = allocation or reachable()
+    if run.tasks.scheduler is not None and run.engine == engines.TASKS:
+        return False  # the workers of that scheduler have cores of their own
+    on = this_host() if run.engine == engines.TASKS else allocation or reachable()
     return on.is_oversubscribed(run.engine, run.workers + server_ranks(run), run.threads_per_worker)
 
 
@@ -326,6 +329,10 @@ def config_hash(run: Run) -> str:
     elsewhere = _OF_SIMULATIONS if run.execution == "native" else set()
     elsewhere |= _OF_TRIALS if run.trial is None else set()
     values: dict[str, Any] = run.model_dump(mode="json", exclude=_NOT_HASHED | elsewhere)
+    if run.engine == engines.TASKS:
+        del values["tasks"]["scheduler"]  # where it is, not what it does
+    else:
+        del values["tasks"]
     strategy = registry.create(run.strategy.name, run.strategy.options, run.engine)
     values["strategy_options"] = strategy.model_dump(mode="json")
     if run.optimizer.name == "adamw":  # it had no decay by default once: those runs are others

@@ -58,12 +58,14 @@ class RunRow(_Row):
         Literal["native", "paced", "virtual", "modelled"],
         Doc("way in which the number was obtained; ratios never mix two of them"),
     ]
-    engine: Annotated[Literal["virtual", "mpi", "horovod", "gloo", "nccl"], Doc("communication engine")]
+    engine: Annotated[Literal["virtual", "mpi", "horovod", "gloo", "nccl", "tasks"], Doc("communication engine")]
     oversubscribed: Annotated[bool, Doc("more workers x (compute + progress threads) than cores: never a baseline")]
     paced_overrun: Annotated[
         float | None, Doc("share of steps that were slower than the pace; above 0.01 the run is oversubscribed")
     ] = None
-    launcher: Annotated[str | None, Doc("launcher of the processes")] = None
+    launcher: Annotated[
+        str | None, Doc("launcher of the processes; of tasks their backend, and what was out of the ordinary there")
+    ] = None
     binding: Annotated[str | None, Doc("binding of processes to cores")] = None
     cluster: Annotated[str, Doc("cluster used, or stood for by a virtual run")]
     cluster_sha256: Annotated[str | None, Doc("checksum of the cluster file, if user-supplied")] = None

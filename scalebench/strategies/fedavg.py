@@ -9,6 +9,7 @@ from typing import ClassVar, Literal
 
 from pydantic import Field
 
+from scalebench.comm.base import Capability
 from scalebench.errors import StudyError
 from scalebench.strategies.averaging import Averaging, too_few_epochs
 from scalebench.strategies.base import Batch, Setting, Synchronisation, Worker
@@ -114,6 +115,7 @@ class FedProx(FedAvg):
         return super().traits  # when is as in fedavg
 
     source: ClassVar[str] = "Li et al., MLSys 2020, arXiv 1812.06127"
+    requires: ClassVar[frozenset[Capability]] = frozenset({Capability.BATCHES, Capability.COLLECTIVES})
 
     def take_steps(self, worker: Worker, batches: Iterator[Batch]) -> None:
         for batch in batches:

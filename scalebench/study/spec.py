@@ -24,7 +24,7 @@ from scalebench.study.validation import StrictModel
 
 Execution = Literal["native", "paced", "virtual", "modelled"]
 SIMULATED = ("virtual", "modelled")  # executions whose time is a price
-Engine = Literal["mpi", "horovod", "gloo", "nccl"]
+Engine = Literal["mpi", "horovod", "gloo", "nccl", "tasks"]
 _LR_DECAY = 0.1
 _LARGEST_LR = 1e38  # float32 and bfloat16 end at 3.4e38
 DEFAULT_TARGET = 0.9  # accuracy of the default study; serial reaches it after the first epoch
@@ -100,6 +100,23 @@ class Until(StrictModel):
         return self
 
 
+class TaskOptions(StrictModel):
+    """Where the tasks of engine `tasks` are computed."""
+
+    backend: Literal["processes", "dask", "ray"] = Field(
+        "processes", description="processes of this node (concurrent.futures), dask.distributed, or Ray"
+    )
+    scheduler: str | None = Field(
+        None, description="address of a running scheduler, such as tcp://node1:8786; without one, it is started here"
+    )
+
+    @model_validator(mode="after")
+    def _processes_have_none(self) -> TaskOptions:
+        if self.scheduler is not None and self.backend == "processes":
+            raise ValueError("tasks.scheduler is the address of dask or Ray; say backend: dask or backend: ray, too")
+        return self
+
+
 class Training(StrictModel):
     """Settings shared by all runs of a study."""
 
@@ -142,6 +159,7 @@ class Training(StrictModel):
     warmup_steps: NonNegativeInt = 10
     time_limit_s: PositiveFloat = 3600.0
     virtual: VirtualOptions = VirtualOptions()
+    tasks: TaskOptions = Field(TaskOptions(), description="of engine tasks")
     save_weights: bool = False
     init_weights: Path | None = None
     init_weights_sha256: Sha256 | None = Field(None, description="of that file; filled in when the study begins")

@@ -288,6 +288,13 @@ class Replica:
         self._losses.append(loss)  # a sum here would cost as much as three laps
         self._samples.append(samples)
 
+    def take_losses(self) -> tuple[Tensor, list[int]]:
+        """Return the mean losses (m,) of the batches of this epoch so far, and their samples, and forget them."""
+        losses = [each.reshape(-1) for each in self._losses]
+        samples = list(self._samples)
+        self._forget_losses()
+        return torch.cat(losses) if losses else self._last_loss.new_empty(0), samples
+
     def computed_several(self, losses: Tensor, samples: Sequence[int]) -> None:
         """Record the mean losses (m,) of consecutive batches."""
         self._last_loss = losses[-1]

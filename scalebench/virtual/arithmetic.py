@@ -247,7 +247,7 @@ def _why_single(replica: Replica, run: Run) -> str:
         return "the model gives a loss, or logits, of its own"
     if drawn_in_a_step(replica):
         return "the model draws random numbers"
-    if _changes_attributes(replica):
+    if changes_attributes(replica):
         return "the model keeps a state that is no buffer"
     return ""
 
@@ -265,7 +265,7 @@ def _gives_tensor(replica: Replica) -> bool:
         return isinstance(replica.forward(next(replica.batches(0)).x), Tensor)
 
 
-def _changes_attributes(replica: Replica) -> bool:
+def changes_attributes(replica: Replica) -> bool:
     """Return True if a step changes attributes of the model's modules, as a counter of calls: each needs its own."""
     with replica.rehearsal():
         before = module_attributes(replica.model)

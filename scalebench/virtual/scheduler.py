@@ -54,7 +54,7 @@ class Scheduler:
             self._greenlets[rank] = greenlet(self._body(rank, program, results), parent=self._hub)
             self.wake(rank, 0.0)
         try:
-            while self._heap:
+            while self._heap or self.awaited():
                 rank = heapq.heappop(self._heap)[3]
                 self._resume(rank)
             if len(results) < len(programs):
@@ -65,6 +65,10 @@ class Scheduler:
                 if not fiber.dead:
                     fiber.throw(GreenletExit)
         return results
+
+    def awaited(self) -> bool:
+        """Wait for an event outside, where no worker can go on, and wake whom it concerns; False: there is none."""
+        return False
 
     def turn(self, rank: int, now: float) -> None:
         """Suspend the calling worker until all events before `now` have happened."""

@@ -12,7 +12,10 @@ def test_baselines_need_their_own_engine():
     assert Capability.HOROVOD_OPTIMIZER in engines.provides("horovod")
     assert Capability.PROCESS_GROUP in engines.provides("gloo") & engines.provides("nccl")
     assert not {Capability.HOROVOD_OPTIMIZER, Capability.PROCESS_GROUP} & engines.provides("mpi")
-    assert [name for name in engines.PROGRESS_THREADS if Capability.SHARED_STATE in engines.provides(name)] == ["mpi"]
+    assert [name for name in engines.PROGRESS_THREADS if Capability.SHARED_STATE in engines.provides(name)] == [
+        "mpi",
+        "tasks",
+    ]
 
 
 def test_unknown_engine_suggests_the_nearest_name():
@@ -21,7 +24,7 @@ def test_unknown_engine_suggests_the_nearest_name():
 
 
 def test_progress_threads_count_as_busy_cores():
-    assert [engines.busy_threads(engine, 2) for engine in engines.NAMES] == [1, 2, 2, 0], "nccl computes on GPUs"
+    assert [engines.busy_threads(engine, 2) for engine in engines.NAMES] == [1, 2, 2, 0, 1], "nccl computes on GPUs"
     assert engines.busy_threads("mpi", 2, threads_per_worker=3) == 3
     assert engines.busy_threads("gloo", 1) == 1, "a lone worker moves no bytes"
 

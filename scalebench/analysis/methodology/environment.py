@@ -121,3 +121,30 @@ def frequency_scaling(evidence: Evidence) -> Iterator[Finding]:
             evidence.measured,
             "cpupower frequency-set -g performance, or state the governor",
         )
+
+
+@rule("no worker of a dask scheduler gave the memory of each step back to the kernel")
+def trimmed_memory(evidence: Evidence) -> Iterator[Finding]:
+    """dask sets a variable with which torch asks the kernel for the memory of every step anew."""
+    slowed = evidence.runs[evidence.runs["launcher"].fillna("").str.contains("MALLOC_TRIM_THRESHOLD_")]
+    if len(slowed):
+        variable = slowed["launcher"].iloc[0].split(", ")[1]
+        yield finding(
+            "warning",
+            f"{counted(len(slowed), 'run')} by dask workers with {variable}, which slows torch",
+            slowed,
+            "leave it out of distributed.nanny.pre-spawn-environ where the scheduler's workers are started",
+        )
+
+
+@rule("every block of tasks was trained once")
+def retrained_blocks(evidence: Evidence) -> Iterator[Finding]:
+    """The time of a run holds what a worker that died had done of its block."""
+    again = evidence.runs[evidence.runs["launcher"].fillna("").str.contains("trained again")]
+    if len(again):
+        yield finding(
+            "warning",
+            f"{counted(len(again), 'run')} with blocks that were trained again, as their worker died: times hold both",
+            again,
+            "run them again (scalebench run --new), or leave them out of comparisons",
+        )

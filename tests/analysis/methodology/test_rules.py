@@ -45,6 +45,16 @@ def nothing_is_wrong_but_the_base_is_to_be_said(study):
     pass
 
 
+@case("trimmed-memory", "warning", "by dask workers with MALLOC_TRIM_THRESHOLD_=65536, which slows torch")
+def dask_trims_memory(study):
+    study.change(native, launcher="dask, MALLOC_TRIM_THRESHOLD_=65536, 1 block trained again")
+
+
+@case("retrained-blocks", "warning", "with blocks that were trained again, as their worker died")
+def a_worker_died(study):
+    study.change(native, launcher="processes, 2 blocks trained again")
+
+
 @case("untuned", "note", "all strategies share lr 0.1 at every worker count: none was tuned")
 def nothing_is_wrong_but_that_it_was_not_tuned_is_to_be_said(study):
     pass

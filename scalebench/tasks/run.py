@@ -1,0 +1,372 @@
+"""Runs on the engine `tasks`: the programs of all workers in this process, their local steps as tasks elsewhere.
+
+Each worker is a greenlet. The batches that its strategy trains on alone are put off until it looks at the weights, so
+that they make one task; averages and merges are computed here, from what the tasks have returned, in the order of the
+workers or of their arrival. Times are those of the wall clock.
+"""
+
+from __future__ import annotations
+
+import queue
+import time
+from collections.abc import Callable, Container, Iterator, Mapping, Sequence
+from contextlib import suppress
+from functools import partial
+from itertools import count
+from pathlib import Path
+from typing import Any, TypeVar
+
+import torch
+from torch import Tensor
+
+from scalebench.data.dataset import Dataset, open_dataset
+from scalebench.data.plan import BatchPlan
+from scalebench.data.shard import equal_batches
+from scalebench.errors import RunError, in_one_line
+from scalebench.formatting import counted
+from scalebench.strategies import registry
+from scalebench.strategies.base import Batch
+from scalebench.study.spec import Run, TaskOptions
+from scalebench.system.clock import Task, WallClock
+from scalebench.tasks.backends import BACKENDS, Backend, DeadWorkerError
+from scalebench.tasks.block import RESET, Failed, Job, Piece, State, Steps, Trained, prepare, train_block
+from scalebench.training.initial_weights import save_weights
+from scalebench.training.loop import evaluate, train
+from scalebench.training.outcome import Outcome, RunFacts, WorkerReport
+from scalebench.training.replica import Replica
+from scalebench.virtual.arithmetic import changes_attributes
+from scalebench.virtual.communicator import VirtualCommunicator
+from scalebench.virtual.scheduler import Group, Scheduler
+from scalebench.virtual.shared import VirtualShared, VirtualStore
+
+_T = TypeVar("_T")
+_POLL_S = 0.2  # between two looks at the time limit
+_TICKETS = count()  # numbers of tasks, over all runs: a late result of an ended run is no other task's
+
+
+class _TimeLimitError(RunError):
+    status = "timeout"
+
+
+class TaskClock(WallClock):
+    """The wall clock of a worker whose steps are computed elsewhere; with the members that the communicator reads.
+
+    Of the time until a task is back its own laps are compute and data, what is left is communication.
+    """
+
+    backward_s = 0.0
+
+    @property
+    def now(self) -> float:
+        return time.perf_counter()
+
+    def took(self, seconds: Sequence[float]) -> None:
+        """Record the time since the last lap as that of a task with these laps of its own."""
+        since = time.perf_counter() - self.mark
+        self.mark += since
+        for task, own in enumerate(seconds):
+            self.ledger.seconds[task] += own
+        self.ledger.seconds[Task.COMM] += since - sum(seconds)
+
+    def communicated(self, until: float, waited: float, cost: float | None = None) -> None:
+        self.did(Task.COMM)
+
+    def execute(self, operation: Callable[..., _T], *arguments: object) -> _T:
+        return operation(*arguments)
+
+    def rehearse(self, operation: Callable[..., object], *arguments: object, times: int = 1) -> None:
+        """Nothing to measure."""
+
+    def price(self, operation: Callable[..., Any], members: int = 2) -> float:
+        return 0.0
+
+    def charge(self, operation: Callable[..., Any], members: int = 2) -> None:
+        """Nothing to charge: what an operation took has passed."""
+
+
+class _Free:
+    """Costs of communication whose time is measured."""
+
+    def __getattr__(self, name: str) -> Callable[..., float]:
+        return lambda *arguments: 0.0
+
+
+class _Tasks(Scheduler):
+    """Scheduler of the workers' programs that waits for tasks where no program can go on."""
+
+    def __init__(self, seed: int, deadline: float) -> None:
+        super().__init__(seed=seed, ties="rank")
+        self._deadline = deadline
+        self._ended: queue.SimpleQueue[tuple[int, Any]] = queue.SimpleQueue()
+        self._of_ticket: dict[int, int] = {}
+        self._results: dict[int, Any] = {}
+        self.backend: Backend | None = None
+        self.retrained = 0  # blocks that were trained again, as their process died
+
+    def done(self, ticket: int, result: Any) -> None:
+        """Note the result of a task; called from any thread."""
+        self._ended.put((ticket, result))
+
+    def is_busy(self) -> bool:
+        """Return True if a task is under way."""
+        return bool(self._of_ticket)
+
+    def train(self, job: Job, worker: int, pieces: tuple[Piece, ...], state: State) -> Trained:
+        """Return the result of a block, suspending the calling worker; another process takes over from a dead one.
+
+        Raises:
+            RunError: the block cannot be trained, or two processes died of it.
+        """
+        for attempt in range(2):
+            result = self._computed(worker, worker + attempt, (job, worker, pieces, state))
+            if not isinstance(result, DeadWorkerError):
+                break
+            self.retrained += attempt == 0
+        if isinstance(result, DeadWorkerError):
+            raise RunError(f"worker {worker}: two processes died while they trained the same block: {result}")
+        if isinstance(result, Failed):
+            raise RunError(f"worker {worker}: {result.error}")
+        if isinstance(result, Exception):
+            raise RunError(f"worker {worker}: {in_one_line(result)}")
+        assert isinstance(result, Trained)
+        return result
+
+    def _computed(self, worker: int, place: int, arguments: tuple[Any, ...]) -> Any:
+        assert self.backend is not None
+        ticket = next(_TICKETS)
+        self._of_ticket[ticket] = worker
+        self.backend.submit(ticket, place, train_block, *arguments)
+        self.block(worker, "a task")
+        return self._results.pop(worker)
+
+    def awaited(self) -> bool:
+        if not self._of_ticket:
+            return False
+        ticket, result = -1, None
+        while ticket not in self._of_ticket:
+            with suppress(queue.Empty):
+                ticket, result = self._ended.get(timeout=_POLL_S)
+            if time.perf_counter() > self._deadline:
+                raise _TimeLimitError("the time limit was over while a task was under way")
+        worker = self._of_ticket.pop(ticket)
+        self._results[worker] = result
+        self.wake(worker, time.perf_counter())
+        return True
+
+
+class TaskReplica(Replica):
+    """A worker whose local steps are put off, and become one task as soon as its state is looked at."""
+
+    tasks: _Tasks
+    job: Job
+    _pieces: list[Piece]
+    _generators: dict[str, Any] | None = None
+
+    # The state that steps change; the base class sets and reads it as attributes.
+
+    @property
+    def parameters(self) -> Tensor:
+        self.fetch()
+        return self._parameters
+
+    @parameters.setter
+    def parameters(self, vector: Tensor) -> None:
+        self._parameters = vector
+
+    @property
+    def model(self) -> torch.nn.Module:
+        self.fetch()
+        return self._model
+
+    @model.setter
+    def model(self, model: torch.nn.Module) -> None:
+        self._model = model
+
+    @property
+    def optimizer(self) -> torch.optim.Optimizer:
+        self.fetch()
+        return self._optimizer
+
+    @optimizer.setter
+    def optimizer(self, optimizer: torch.optim.Optimizer) -> None:
+        self._optimizer = optimizer
+
+    def fetch(self) -> None:
+        """Have the steps that were put off trained, and take their result over."""
+        pieces, self._pieces = tuple(vars(self).get("_pieces", ())), []
+        if not pieces:
+            return
+        self.clock.did(Task.OTHER)
+        state = State.of(self, self.steps, self._generators)
+        trained = self.tasks.train(self.job, self.rank, pieces, state)
+        trained.state.put_into(self)
+        self._generators, self.steps = trained.state.generators, trained.state.steps
+        if trained.samples:
+            self.computed_several(trained.losses.tensor(), trained.samples)
+        assert isinstance(self.clock, TaskClock)
+        self.clock.took(trained.seconds)
+
+    def batches(self, epoch: int) -> Iterator[Batch]:
+        sizes, weights, firsts = self.plan.batches(epoch, self.rank)
+        return self._named(epoch, False, len(sizes), weights, firsts)
+
+    def block_batches(self, epoch: int) -> Iterator[Batch]:
+        starts, samples = self.plan.block_starts(epoch, self.rank), len(self.plan.indices(epoch, self.rank))
+        slices, firsts = equal_batches(starts, samples, self.plan.batch_size)
+        return self._named(epoch, True, len(slices), [1.0] * len(slices), firsts)
+
+    def _named(
+        self, epoch: int, by_block: bool, steps: int, weights: Sequence[float], firsts: Container[int]
+    ) -> Iterator[Batch]:
+        """Yield the numbers of batches, whose samples are where they are trained on."""
+        self._epoch = epoch
+        none = torch.empty(0)
+        for step in range(steps):
+            self._source = (epoch, by_block)
+            yield Batch(none, none, weights[step], step, step in firsts)
+
+    def local_step(self, batch: Batch) -> None:
+        last = self._pieces[-1] if self._pieces else None
+        if last is not None and (last.epoch, last.by_block, last.last) == (*self._source, batch.step):
+            self._pieces[-1] = last._replace(last=batch.step + 1)
+        else:
+            self._pieces.append(Steps(*self._source, batch.step, batch.step + 1))
+
+    def gradient(self, batch: Batch, weight: float = 1.0, *, add: bool = False) -> None:
+        raise RunError("the strategy looks at single gradients, which tasks of whole blocks do not return; use mpi")
+
+    def reset_optimizer(self) -> None:
+        if vars(self).get("_pieces"):
+            self._pieces.append(RESET)
+        else:
+            super().reset_optimizer()
+
+    def epoch_done(self, epoch: int, agreed: bool | None) -> None:
+        self.fetch()  # before the meters of the epoch are closed
+        super().epoch_done(epoch, agreed)
+
+
+class TaskRuns:
+    """Executes runs one after another, by processes, or workers of a scheduler, that stay for all of them.
+
+    There are as many as the largest run has workers, `most`.
+    """
+
+    def __init__(self, folders: Mapping[int, Path], most: int, weights_folder: Path | None = None) -> None:
+        self._folders, self._most, self._weights = folders, most, weights_folder
+        self._backends: dict[TaskOptions, Backend] = {}
+        self._tasks: _Tasks | None = None  # of the run under way
+
+    def execute(self, run: Run) -> Outcome:
+        """Execute `run`; what goes wrong in training becomes the outcome's status.
+
+        Raises:
+            EngineError: the backend cannot be started, or does not answer.
+        """
+        backend = self._backend(run)
+        try:
+            return self._played(run, backend)
+        except RunError as error:
+            return Outcome(run.run_id, error.status, in_one_line(error))
+        except (Exception, SystemExit) as error:  # of any kind, raised by a user's strategy or model
+            return Outcome(run.run_id, "failed", in_one_line(error))
+        finally:
+            if self._tasks is not None and self._tasks.is_busy():
+                self.close()  # nothing waits for what is under way
+            self._tasks = None
+
+    def close(self) -> None:
+        """End all processes."""
+        for backend in self._backends.values():
+            backend.close()
+        self._backends.clear()
+
+    def _backend(self, run: Run) -> Backend:
+        options = run.tasks
+        if options not in self._backends:
+            self.close()
+            self._backends[options] = BACKENDS[options.backend](options, self._most, self._done)
+        return self._backends[options]
+
+    def _done(self, ticket: int, result: Any) -> None:
+        if self._tasks is not None:  # else of a run that was ended
+            self._tasks.done(ticket, result)
+
+    def _played(self, run: Run, backend: Backend) -> Outcome:
+        torch.set_num_threads(1)
+        dataset, folder = open_dataset(self._folders[run.workers]), self._folders[run.workers]
+        plan = BatchPlan.of(run, run.workers, run.seed, dataset)
+        strategy = registry.create(run.strategy.name, run.strategy.options, run.engine)
+        job = Job.of(run, folder)
+        self._tasks = tasks = _Tasks(run.seed, time.perf_counter() + run.time_limit_s)
+        tasks.backend = backend
+        replicas = _replicas(run, dataset, plan, tasks, job)
+        slowed = sorted({said for said in backend.everywhere(prepare, job) if said})
+        initial = replicas[0].initial
+        reports = tasks.run({each.rank: partial(train, each, strategy) for each in replicas})
+        began = time.perf_counter()
+        verdicts = tasks.run({each.rank: partial(evaluate, each, strategy, dataset) for each in replicas})
+        eval_s = time.perf_counter() - began
+        final = verdicts[0].final
+        if run.save_weights and self._weights is not None and final is not None:
+            save_weights(self._weights, run.run_id, initial, final)
+        found = [evaluation for rank in sorted(verdicts) for evaluation in verdicts[rank].evaluations]
+        found.sort(key=lambda evaluation: (evaluation.epoch, evaluation.elapsed_s))
+        retrained = tasks.retrained + backend.repeated()
+        again = [f"{counted(retrained, 'block')} trained again"] if retrained else []
+        facts = RunFacts.of(
+            dataset,
+            plan,
+            parameters=initial.numel(),
+            device="cpu",
+            nodes=1 if run.tasks.scheduler is None else None,
+            workers_per_node=run.workers if run.tasks.scheduler is None else None,
+            launcher=", ".join([run.tasks.backend, *slowed, *again]),
+            binding="none",
+        )
+        ordered = [_without_waiting(reports[rank]) for rank in sorted(reports)]
+        return Outcome(run.run_id, "completed", "", ordered, found, eval_s, facts)
+
+
+def _replicas(run: Run, dataset: Dataset, plan: BatchPlan, tasks: _Tasks, job: Job) -> list[TaskReplica]:
+    """Return the workers of `run`.
+
+    Raises:
+        RunError: their model keeps a state that does not travel with blocks.
+    """
+    group = Group(tuple(range(run.workers)))
+    stores: list[VirtualStore] = []
+    replicas = []
+    for rank in range(run.workers):
+        clock = TaskClock()
+        comm = VirtualCommunicator(tasks, group, rank, clock, _Free())  # type: ignore[arg-type]
+        hosts = _Hosts(stores, comm)
+        replica = TaskReplica(run, dataset, plan, comm, clock, shared=hosts.shared)
+        replica.tasks, replica.job = tasks, job
+        replicas.append(replica)
+    if changes_attributes(Replica(run, dataset, plan, replicas[0].comm, TaskClock())):
+        raise RunError("the model keeps a state that is no buffer, which does not travel with tasks; use --engine mpi")
+    return replicas
+
+
+class _Hosts:
+    """The shared models of a run, as one worker reaches them."""
+
+    def __init__(self, stores: list[VirtualStore], comm: VirtualCommunicator) -> None:
+        self._stores, self._comm, self._opened = stores, comm, 0
+
+    def shared(self, initial: Tensor, host: int) -> VirtualShared:
+        place, self._opened = self._opened, self._opened + 1
+        if place == len(self._stores):
+            self._stores.append(VirtualStore(initial, host))
+        if self._comm.rank == host:
+            self._stores[place].model.copy_(initial)
+        return VirtualShared(self._stores[place], self._comm)
+
+
+def _without_waiting(report: WorkerReport) -> WorkerReport:
+    """Leave out how long a worker waited for others, which is part of its communication and not measured."""
+    report.wait_s = None
+    for epoch in report.epochs:
+        epoch.wait_s = None
+    return report

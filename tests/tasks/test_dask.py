@@ -1,0 +1,107 @@
+"""Tasks on dask.distributed: a cluster of our own, one that is running already, and addresses where nothing answers."""
+
+from __future__ import annotations
+
+import os
+import socket
+import threading
+import time
+
+import numpy as np
+import pytest
+
+from scalebench.comm import engines
+from scalebench.errors import EngineError
+from scalebench.tasks.block import TRIM
+from scalebench.tasks.run import TaskRuns, _Tasks
+from tests.tasks.conftest import task_run
+
+pytestmark = pytest.mark.skipif(engines.backend_lacks("dask") is not None, reason="dask is not installed")
+
+
+@pytest.fixture(scope="module")
+def running():
+    """The address of a scheduler that was started by someone else, with three workers as dask starts them."""
+    from distributed import LocalCluster
+
+    with LocalCluster(n_workers=3, threads_per_worker=1, dashboard_address=":0") as cluster:
+        yield cluster.scheduler_address
+
+
+def on(scheduler=None, **changes):
+    return task_run(tasks={"backend": "dask", "scheduler": scheduler}, **changes)
+
+
+def test_weights_are_those_of_processes_bit_for_bit(executed):
+    there, here = executed(on(run_id="dask")), executed(task_run())
+    assert there[0].facts.launcher == "dask", "the variable that slows torch is not set by our own cluster"
+    assert np.array_equal(there[1]["final"], here[1]["final"])
+
+
+def test_a_running_scheduler_is_used_and_what_slows_torch_there_is_named(executed, running):
+    outcome, weights = executed(on(running, run_id="running"))
+    assert outcome.status == "completed", outcome.error
+    assert outcome.facts.launcher == f"dask, {TRIM}=65536"
+    assert np.array_equal(weights["final"], executed(task_run())[1]["final"])
+
+
+@pytest.mark.parametrize("own", [True, False], ids=["own", "running"])
+def test_a_dead_worker_s_block_is_trained_again_once(executed, running, monkeypatch, tmp_path, own):
+    (tmp_path / "slow.py").write_text(SLOW)
+    begin, killed = _Tasks._computed, []
+
+    def kill_soon(self, worker, place, arguments):
+        if not killed:
+            killed.append(True)
+            threading.Timer(0.2, kill_one, [self.backend]).start()  # its block takes 0.6 s
+        return begin(self, worker, place, arguments)
+
+    def kill_one(backend):
+        while not (busy := [name for name, keys in backend._client.processing().items() if keys]):
+            time.sleep(0.01)
+        pid = backend._client.run(os.getpid, workers=busy[:1])[busy[0]]
+        os.kill(pid, 9)
+
+    monkeypatch.setattr(_Tasks, "_computed", kill_soon)
+    run = on(None if own else running, model=f"{tmp_path / 'slow.py'}:build", epochs=2, run_id="killed")
+    outcome, weights = executed(run)
+    monkeypatch.undo()
+    assert outcome.status == "completed", outcome.error
+    assert outcome.facts.launcher.endswith("1 block trained again")
+    calm = task_run(model=f"{tmp_path / 'slow.py'}:build", epochs=2, run_id="calm")
+    assert np.array_equal(weights["final"], executed(calm)[1]["final"])
+
+
+SLOW = """
+import time
+from torch import nn
+
+class Slow(nn.Module):
+    def __init__(self, inputs, outputs):
+        super().__init__()
+        self.layer = nn.Linear(inputs, outputs)
+
+    def forward(self, x):
+        if self.training:
+            time.sleep(0.05)
+        return self.layer(x)
+
+def build(input_shape, outputs):
+    return Slow(input_shape[0], outputs)
+"""
+
+
+def test_an_address_that_does_not_answer_is_refused_in_ten_seconds():
+    with socket.socket() as silent:
+        silent.bind(("127.0.0.1", 0))
+        silent.listen()  # takes connections and says nothing
+        for address in (f"tcp://127.0.0.1:{silent.getsockname()[1]}", "tcp://127.0.0.1:9"):
+            began = time.monotonic()
+            with pytest.raises(EngineError, match=f"tasks.scheduler {address}: no dask scheduler answers there"):
+                TaskRuns({}, 2)._backend(on(address))
+            assert time.monotonic() - began < 60  # 10 s; generous on a busy machine
+
+
+def test_too_few_workers_are_refused(running):
+    with pytest.raises(EngineError, match=r"3 dask workers there, and the largest run takes 4; .*--workers 1\.\.3"):
+        TaskRuns({}, 4)._backend(on(running))

@@ -1,0 +1,189 @@
+"""Strategies of whole epochs by tasks: the weights of the loop, dead processes, time limits, and what is refused."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+
+import numpy as np
+import pytest
+
+from scalebench.data.catalog import prepare
+from scalebench.data.dataset import open_dataset
+from scalebench.launch.mpirun import Launcher
+from scalebench.tasks.run import _Tasks
+from scalebench.virtual import engine
+from scalebench.virtual.arithmetic import Choice
+from tests.conftest import needs_mpi, some
+from tests.tasks.conftest import task_run
+
+STRATEGIES = [
+    "epoch_average",
+    {"epoch_average": {"every": 2}},
+    {"epoch_average": {"optimizer_state": "reset_per_block"}},
+    {"epoch_average": {"optimizer_state": "average", "weighting": "samples"}},
+    "dislib-compat",
+    {"fedavg": {"fraction": 0.67}},
+]
+
+
+def in_the_loop(run, machine, monkeypatch):
+    """The weights of the same run in one process, each replica computing its own gradients."""
+    monkeypatch.setattr(engine, "choose", lambda *of: Choice(reason="bits are compared"))
+    virtual = run.model_copy(update={"engine": "virtual", "execution": "virtual"})
+    outcome, weights = engine.simulate(virtual, open_dataset(prepare(run, run.workers)), machine)
+    assert outcome.status == "completed", outcome.error
+    return outcome, weights["final"].numpy()
+
+
+@pytest.mark.parametrize("strategy", some(STRATEGIES, "epoch_average", "dislib-compat", STRATEGIES[2]), ids=str)
+def test_weights_and_losses_are_those_of_the_loop_bit_for_bit(strategy, executed, machine, monkeypatch):
+    run = task_run(strategy, 3, blocks=6, optimizer={"sgd": {"momentum": 0.9}})
+    outcome, weights = executed(run)
+    assert (outcome.status, outcome.error) == ("completed", "")
+    virtual, final = in_the_loop(run, machine, monkeypatch)
+    assert np.array_equal(weights["final"], final)
+    for report, other in zip(outcome.workers, virtual.workers, strict=True):
+        assert [epoch.train_loss for epoch in report.epochs] == [epoch.train_loss for epoch in other.epochs]
+        assert (report.syncs, report.bytes_sent) == (other.syncs, other.bytes_sent)
+        assert report.optimizer_steps == other.optimizer_steps
+    assert [e.metric for e in outcome.evaluations] == [e.metric for e in virtual.evaluations]
+
+
+NOISY = """
+from torch import nn
+
+def build(input_shape, outputs):
+    return nn.Sequential(nn.Linear(input_shape[0], 6), nn.BatchNorm1d(6), nn.Dropout(0.3), nn.Linear(6, outputs))
+"""
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"optimizer": {"adamw": {}}, "lr_policy": "cosine"},
+        {"model": "noisy.py:build", "optimizer": {"sgd": {"momentum": 0.9}}},
+        {"shuffle": "rotate_blocks", "blocks": 4, "dtype": "float32"},
+    ],
+    ids=str,
+)
+def test_optimizers_buffers_random_states_and_blocks_travel(changes, executed, machine, monkeypatch, tmp_path):
+    if "model" in changes:
+        (tmp_path / "noisy.py").write_text(NOISY)
+        changes = changes | {"model": f"{tmp_path / 'noisy.py'}:build"}
+    run = task_run("epoch_average", 2, **changes)
+    outcome, weights = executed(run)
+    assert outcome.status == "completed", outcome.error
+    assert np.array_equal(weights["final"], in_the_loop(run, machine, monkeypatch)[1])
+
+
+@needs_mpi
+def test_weights_are_those_of_mpi_bit_for_bit(executed, tmp_path):
+    run = task_run()
+    mpi = run.model_copy(update={"engine": "mpi"})
+    outcomes = []
+    Launcher(
+        {2: prepare(run, 2)},
+        ranks=2,
+        work_dir=tmp_path / "work",
+        weights_folder=tmp_path,
+        on_start=lambda run: None,
+        on_outcome=lambda run, outcome: outcomes.append(outcome),
+        log=print,
+    ).launch([mpi])
+    assert outcomes[0].status == "completed", outcomes[0].error
+    with np.load(tmp_path / f"{run.run_id}.npz") as kept:
+        assert np.array_equal(kept["final"], executed(run)[1]["final"])
+
+
+def test_asynchronous_merges_come_in_the_order_of_the_tasks(executed):
+    outcome, weights = executed(task_run("epoch_async", 3))
+    assert outcome.status == "completed", outcome.error
+    positions = sorted(int(p) for worker in outcome.workers for p in worker.histograms["merge_position"])
+    assert positions == list(range(9))
+    assert not np.array_equal(weights["initial"], weights["final"])
+
+
+def test_a_row_says_the_backend_and_how_long_what_took(executed):
+    outcome, _ = executed(task_run("serial", 1))
+    assert outcome.facts.launcher == "processes"
+    (worker,) = outcome.workers
+    assert worker.wait_s is None
+    assert worker.compute_s > 0
+    parts = worker.compute_s + worker.comm_s + worker.data_s + worker.other_s
+    assert parts == pytest.approx(worker.train_s)  # the sum of the laps, in another order
+
+
+SLOW = """
+import time
+from torch import nn
+
+class Slow(nn.Module):
+    def __init__(self, inputs, outputs):
+        super().__init__()
+        self.layer = nn.Linear(inputs, outputs)
+
+    def forward(self, x):
+        if self.training:
+            time.sleep(0.05)
+        return self.layer(x)
+
+def build(input_shape, outputs):
+    return Slow(input_shape[0], outputs)
+"""
+
+
+def test_a_dead_process_s_block_is_trained_again_once(executed, machine, monkeypatch, tmp_path):
+    (tmp_path / "slow.py").write_text(SLOW)
+    run = task_run(model=f"{tmp_path / 'slow.py'}:build", epochs=2, run_id="killed")
+    begin = _Tasks._computed
+    killed = []
+
+    def kill_soon(self, worker, place, arguments):
+        if worker == 0 and not killed:
+            (pid,) = self.backend._pools[0]._processes
+            killed.append(pid)
+            threading.Timer(0.2, os.kill, (pid, signal.SIGKILL)).start()  # its block takes 0.6 s
+        return begin(self, worker, place, arguments)
+
+    monkeypatch.setattr(_Tasks, "_computed", kill_soon)
+    outcome, weights = executed(run)
+    assert outcome.status == "completed", outcome.error
+    assert killed
+    assert outcome.facts.launcher == "processes, 1 block trained again"
+    assert np.array_equal(weights["final"], in_the_loop(run, machine, monkeypatch)[1])
+
+
+def test_a_block_that_kills_two_processes_fails_its_run_alone(executed, tmp_path):
+    source = tmp_path / "deadly.py"
+    source.write_text(
+        SLOW.replace("time.sleep(0.05)", "die()").replace(
+            "class Slow",
+            "import os, multiprocessing\ncalls = 0\n\ndef die():\n    global calls\n    calls += 1\n"
+            "    if calls > 10 and multiprocessing.parent_process() is not None:\n        os.kill(os.getpid(), 9)\n\n"
+            "class Slow",
+        )
+    )
+    outcome, _ = executed(task_run(model=f"{source}:build", run_id="deadly"))
+    assert outcome.status == "failed"
+    assert "two processes died while they trained the same block" in outcome.error
+    assert executed(task_run())[0].status == "completed"
+
+
+def test_a_failing_model_and_a_time_limit_are_outcomes(executed, tmp_path):
+    (tmp_path / "slow.py").write_text(SLOW)
+    late, _ = executed(task_run(model=f"{tmp_path / 'slow.py'}:build", time_limit_s=0.5, epochs=50, run_id="late"))
+    assert late.status == "timeout"
+    assert executed(task_run())[0].status == "completed"
+    (tmp_path / "bad.py").write_text(SLOW.replace("time.sleep(0.05)", "raise ValueError('no such thing')"))
+    bad, _ = executed(task_run(model=f"{tmp_path / 'bad.py'}:build", run_id="bad"))
+    assert bad.status == "failed"
+    assert "no such thing" in bad.error
+
+
+def test_a_model_with_a_state_of_its_own_is_refused(executed, tmp_path):
+    counting = SLOW.replace("time.sleep(0.05)", "self.seen = getattr(self, 'seen', 0) + 1")
+    (tmp_path / "counting.py").write_text(counting)
+    outcome, _ = executed(task_run(model=f"{tmp_path / 'counting.py'}:build", run_id="counting"))
+    assert "keeps a state that is no buffer" in outcome.error

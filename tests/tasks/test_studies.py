@@ -1,0 +1,66 @@
+"""Studies on the engine `tasks`, by the command."""
+
+from __future__ import annotations
+
+import pytest
+
+from scalebench.analysis.loading import load
+from scalebench.cli.main import main
+from scalebench.comm.base import Capability
+from scalebench.launch.engine_choice import describe_strategies
+
+STUDY = """\
+name: by-tasks
+dataset: wine
+model: {mlp: {hidden: [6]}}
+workers: [1, 2]
+strategies: [serial, epoch_average, epoch_async]
+epochs: 2
+repetitions: 1
+execution: native
+engine: tasks
+"""
+
+
+def scalebench(*words: str) -> int:
+    with pytest.raises(SystemExit) as ended:
+        main(list(words))
+    return int(ended.value.code or 0)
+
+
+@pytest.fixture
+def place(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "study.yaml").write_text(STUDY)
+    return tmp_path
+
+
+def test_rows_say_engine_and_backend(place):
+    assert scalebench("run", "study.yaml") == 0
+    runs = load(place / "results" / "by-tasks").runs
+    assert list(runs["status"]) == ["completed"] * 5
+    assert set(runs["engine"]) == {"tasks"}
+    assert set(runs["launcher"]) == {"processes"}
+    assert not runs["run_id"].duplicated().any()
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["--strategy", "allreduce"], "allreduce cannot run on engine tasks, which has no batches; use --engine mpi"),
+        (["--set", "tasks.backend=spark"], "tasks.backend"),
+        (["--set", "tasks.scheduler=tcp://a:1"], "say backend: dask or backend: ray"),
+    ],
+)
+def test_bad_requests_are_one_line(place, capsys, words, said):
+    assert scalebench("run", "study.yaml", *words) == 2
+    (line,) = capsys.readouterr().err.strip().splitlines()
+    assert said in line
+
+
+def test_strategies_of_whole_epochs_alone_are_carried():
+    carried = {each.name for each in describe_strategies() if "tasks" in each.engines}
+    assert {"serial", "epoch_average", "epoch_async", "dislib-compat", "dislib-compat-async"} <= carried
+    assert not carried & {"allreduce", "local_sgd", "diloco", "fedprox", "daso-heat", "ddp", "pipeline", "fsdp", "bsp"}
+    lacking = {each.name: each.missing.get("tasks", ()) for each in describe_strategies()}
+    assert lacking["diloco"] == (str(Capability.BATCHES),)
