@@ -14,6 +14,7 @@ from scalebench.errors import UsageError
 from scalebench.figures import FORMATS
 
 if TYPE_CHECKING:
+    from scalebench.study.spec import Study
     from scalebench.training.timeline import Timeline
 
 _SHORT = {"dataset": "wine", "epochs": 2, "workers": "4", "execution": "virtual"}  # defaults without a study file
@@ -29,6 +30,7 @@ _SHORT = {"dataset": "wine", "epochs": 2, "workers": "4", "execution": "virtual"
 @study_options("model", "batch_per_worker", "engine", "cluster", "device_step_time", "seed", "name")
 @set_option
 @click.option("--horovod-timeline", type=PATH, metavar="FILE", help="Run nothing, show this file.")
+@click.option("--graph", is_flag=True, help="Run nothing, draw the tasks of a strategy of whole epochs.")
 @click.option("--window", metavar="BEGIN:END", help="Seconds that the figure shows; the trace file has all.")
 @click.option("--output", type=FOLDER, default=Path("plots"), show_default=True)
 @click.option("--format", "formats", multiple=True, type=click.Choice(FORMATS), help="Repeatable.  [default: png]")
@@ -37,6 +39,7 @@ def trace(
     study: Path | None,
     sets: tuple[str, ...],
     horovod_timeline: Path | None,
+    graph: bool,
     window: str | None,
     output: Path,
     formats: tuple[str, ...],
@@ -53,6 +56,10 @@ def trace(
     from scalebench.study.spec import slug
     from scalebench.training.timeline import Lane, Timeline, read_horovod
 
+    if graph:
+        for file in _draw_graph(study, flags, sets, output, formats):
+            click.echo(file)
+        return
     shown = _window(window)
     if horovod_timeline is not None:
         lanes: list[Lane] = read_horovod(horovod_timeline)
@@ -74,6 +81,31 @@ def _traced(study: Path | None, flags: dict[str, Any], sets: tuple[str, ...]) ->
     """Trace the run; return its timeline and the name of the study."""
     from scalebench.launch.planning import plan_study
     from scalebench.launch.tracing import trace
+
+    wanted, own = _wanted(study, flags, sets)
+    with tempfile.TemporaryDirectory(prefix="scalebench-trace-") as folder:
+        return trace(plan_study(wanted), Path(folder)), own
+
+
+def _draw_graph(
+    study: Path | None, flags: dict[str, Any], sets: tuple[str, ...], output: Path, formats: tuple[str, ...]
+) -> list[Path]:
+    """Draw the tasks of the run, whose schedules are recorded without data and arithmetic."""
+    from scalebench.figures.style import REPORT
+    from scalebench.figures.task_graph import draw_task_graph
+    from scalebench.launch.planning import plan_study
+    from scalebench.launch.tracing import tasks_of
+    from scalebench.study.spec import slug
+
+    wanted, own = _wanted(study, flags, sets)
+    plan = plan_study(wanted, timed=False)
+    run, nodes = tasks_of(plan)
+    title = f"{run.strategy} at {run.workers} worker{'s' * (run.workers > 1)}"
+    return draw_task_graph(nodes, title, output / own / f"tasks-{slug(title)}", formats or REPORT.formats)
+
+
+def _wanted(study: Path | None, flags: dict[str, Any], sets: tuple[str, ...]) -> tuple[Study, str]:
+    """Return the study of one run, and the name of its folder."""
     from scalebench.strategies import registry
     from scalebench.study.load import load_study
     from scalebench.study.spec import slug
@@ -93,9 +125,8 @@ def _traced(study: Path | None, flags: dict[str, Any], sets: tuple[str, ...]) ->
     (strategy,) = wanted.strategies
     if asked and wanted.workers != [1] and not registry.find(strategy.name).requires:
         raise UsageError(f"strategy {strategy} trains on one worker; leave the number of workers out")
-    with tempfile.TemporaryDirectory(prefix="scalebench-trace-") as folder:
-        own = wanted.name if study or chosen["name"] else f"trace-{wanted.strategies[0].name}"
-        return trace(plan_study(wanted), Path(folder)), slug(own)
+    own = wanted.name if study or chosen["name"] else f"trace-{wanted.strategies[0].name}"
+    return wanted, slug(own)
 
 
 def _window(text: str | None) -> tuple[float, float] | None:

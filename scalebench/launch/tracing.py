@@ -8,15 +8,21 @@ from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 
+from scalebench.comm import engines
 from scalebench.data.dataset import open_dataset
 from scalebench.errors import RunError, StudyError
+from scalebench.launch.engine_choice import check_provided
 from scalebench.launch.machine import machine_for
 from scalebench.launch.model_check import look_at_model
 from scalebench.launch.mpirun import Launcher
 from scalebench.launch.planning import StudyPlan
 from scalebench.launch.sweep import is_oversubscribed
+from scalebench.launch.traffic import schedules_of
+from scalebench.pricing.recording import meta_model
+from scalebench.pricing.task_graph import TaskNode, task_graph
 from scalebench.records.provenance import redact
 from scalebench.records.rows import PACED_OVERRUN_LIMIT
+from scalebench.strategies import registry
 from scalebench.study.spec import Run
 from scalebench.training.outcome import Outcome
 from scalebench.training.timeline import HOROVOD_TIMELINE, Lane, Timeline, read_horovod, timeline_from
@@ -30,14 +36,8 @@ def trace(plan: StudyPlan, folder: Path) -> Timeline:
         StudyError: the plan has several runs.
         RunError: the run did not complete.
     """
-    if len(plan.sweep.runs) != 1:
-        found = ", ".join(sorted({f"{run.strategy} at {run.workers} ({run.execution})" for run in plan.sweep.runs}))
-        raise StudyError(
-            f"a timeline is of one run, the study has {len(plan.sweep.runs)}: {found}; "
-            "choose with --strategy, --workers and --execution"
-        )
+    run = _only_run(plan).model_copy(update={"trace": True})
     look_at_model(plan)
-    run = plan.sweep.runs[0].model_copy(update={"trace": True})
     lanes: list[Lane] = []
     if run.engine == "virtual":
         machine = machine_for(plan, [run], folder)
@@ -55,6 +55,30 @@ def trace(plan: StudyPlan, folder: Path) -> Timeline:
     timeline = timeline_from(run, outcome)
     about = redact(timeline.about, names=False)  # it can hold the path of a user's own model or cluster
     return replace(timeline, about=about, lanes=timeline.lanes + lanes)
+
+
+def tasks_of(plan: StudyPlan) -> tuple[Run, list[TaskNode]]:
+    """Return the only run of `plan`, and the graph of its tasks.
+
+    Raises:
+        StudyError: the plan has several runs.
+        EngineError: the strategy exchanges something between the batches of an epoch.
+    """
+    run = _only_run(plan)
+    strategy = registry.create(run.strategy.name, run.strategy.options, engines.TASKS)
+    check_provided(strategy, engines.TASKS, engines.provides(engines.TASKS))
+    dataset = plan.prepared.datasets[run.workers]
+    return run, task_graph(schedules_of(plan, run, meta_model(plan.study, dataset)))
+
+
+def _only_run(plan: StudyPlan) -> Run:
+    if len(plan.sweep.runs) != 1:
+        found = ", ".join(sorted({f"{run.strategy} at {run.workers} ({run.execution})" for run in plan.sweep.runs}))
+        raise StudyError(
+            f"a timeline is of one run, the study has {len(plan.sweep.runs)}: {found}; "
+            "choose with --strategy, --workers and --execution"
+        )
+    return plan.sweep.runs[0]
 
 
 def _execute(run: Run, plan: StudyPlan, folder: Path) -> Outcome:

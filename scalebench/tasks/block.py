@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import os
 import pickle
-import platform
+import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from hashlib import sha256
@@ -134,7 +134,7 @@ class Trained:
     losses: Packed
     samples: list[int]
     seconds: list[float]
-    process: str
+    began: float  # of time.perf_counter, which all processes of a machine share
 
 
 @dataclass(frozen=True)
@@ -210,6 +210,7 @@ class _Trainer:
             put_back(state.generators)
         before = random_state()
         clock.start()
+        began = time.perf_counter()
         at = (-1, False, -1)
         batches: Iterator[Batch] = iter(())
         for piece in pieces:
@@ -227,7 +228,7 @@ class _Trainer:
             Packed.of(losses),
             samples,
             list(clock.ledger.seconds),
-            f"{platform.node()} {os.getpid()}",
+            began,
         )
 
     def _batches(self, steps: Steps) -> Iterator[Batch]:

@@ -32,7 +32,7 @@ from scalebench.tasks.backends import BACKENDS, Backend, DeadWorkerError
 from scalebench.tasks.block import RESET, Failed, Job, Piece, State, Steps, Trained, prepare, train_block
 from scalebench.training.initial_weights import save_weights
 from scalebench.training.loop import evaluate, train
-from scalebench.training.outcome import Outcome, RunFacts, WorkerReport
+from scalebench.training.outcome import Lap, Outcome, RunFacts, WorkerReport
 from scalebench.training.replica import Replica
 from scalebench.virtual.arithmetic import changes_attributes
 from scalebench.virtual.communicator import VirtualCommunicator
@@ -56,17 +56,44 @@ class TaskClock(WallClock):
 
     backward_s = 0.0
 
+    def __init__(self) -> None:
+        super().__init__()
+        self.laps: list[Lap] = []
+        self._began = 0.0
+
     @property
     def now(self) -> float:
         return time.perf_counter()
 
-    def took(self, seconds: Sequence[float]) -> None:
-        """Record the time since the last lap as that of a task with these laps of its own."""
-        since = time.perf_counter() - self.mark
-        self.mark += since
-        for task, own in enumerate(seconds):
-            self.ledger.seconds[task] += own
-        self.ledger.seconds[Task.COMM] += since - sum(seconds)
+    def start(self) -> None:
+        super().start()
+        self.laps, self._began = [], self.mark
+
+    def did(self, task: Task, samples: int = 0, share: float = 1.0) -> None:
+        before = self.mark
+        super().did(task, samples, share)
+        if self.running:
+            self._lap("communication" if task == Task.COMM else task.name.lower(), before, self.mark)
+
+    def took(self, seconds: Sequence[float], began: float) -> None:
+        """Record the time since the last lap as that of a task with these laps of its own, which began at `began`.
+
+        A moment before or after that time is one of another machine's clock: the task then ended now.
+        """
+        before, now, own = self.mark, time.perf_counter(), sum(seconds)
+        self.mark = now
+        for task, each in enumerate(seconds):
+            self.ledger.seconds[task] += each
+        self.ledger.seconds[Task.COMM] += now - before - own
+        if not before <= began <= now - own:
+            began = now - own
+        self._lap("communication", before, began)
+        self._lap("compute", began, began + own)
+        self._lap("communication", began + own, now)
+
+    def _lap(self, activity: str, begin: float, end: float) -> None:
+        if end > begin:
+            self.laps.append(Lap(activity, begin - self._began, end - self._began))
 
     def communicated(self, until: float, waited: float, cost: float | None = None) -> None:
         self.did(Task.COMM)
@@ -204,7 +231,7 @@ class TaskReplica(Replica):
         if trained.samples:
             self.computed_several(trained.losses.tensor(), trained.samples)
         assert isinstance(self.clock, TaskClock)
-        self.clock.took(trained.seconds)
+        self.clock.took(trained.seconds, trained.began)
 
     def batches(self, epoch: int) -> Iterator[Batch]:
         sizes, weights, firsts = self.plan.batches(epoch, self.rank)
@@ -325,6 +352,10 @@ class TaskRuns:
             binding="none",
         )
         ordered = [_without_waiting(reports[rank]) for rank in sorted(reports)]
+        if run.trace:
+            for each in replicas:
+                assert isinstance(each.clock, TaskClock)
+                reports[each.rank].laps = each.clock.laps
         return Outcome(run.run_id, "completed", "", ordered, found, eval_s, facts)
 
 
