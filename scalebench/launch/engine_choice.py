@@ -98,8 +98,8 @@ def native_points(
         notes.append(f"{component}: no native runs, no engine has {_listed(strategy.needs - _NATIVE)}")
         return None
     check_provided(strategy, engine, engines.provides(engine))
-    if engine == engines.TASKS and (reason := engines.backend_lacks(study.tasks.backend)):
-        raise EngineError(f"tasks.backend: {reason}; or use backend: processes")
+    if engine == engines.TASKS:
+        _check_backend(study, max(counts), allocation)
     if not engines.carries(engine, study.dtype):
         raise EngineError(f"strategy {component.name}: engine {engine} cannot carry {study.dtype}; use another dtype")
     wire = strategy.traits.wire
@@ -117,6 +117,23 @@ def native_points(
             f"{'is' if held == 1 else 'are'} {held} for {max(counts)}; use --workers 1..{held}, or --engine gloo"
         )
     return engine, list(counts)
+
+
+def _check_backend(study: Study, most: int, allocation: Allocation) -> None:
+    """Check that the backend of tasks is installed, and that processes of one node are enough for `most` workers.
+
+    Raises:
+        EngineError: says what is missing.
+    """
+    if reason := engines.backend_lacks(study.tasks.backend):
+        raise EngineError(f"tasks.backend: {reason}; or use backend: processes")
+    slots = allocation.hosts[0].slots
+    if study.tasks.scheduler is None and len(allocation.hosts) > 1 and most > slots:
+        raise EngineError(
+            f"tasks of backend {study.tasks.backend} stay on one node of {slots} slots, and the largest run "
+            f"takes {most}; use --workers 1..{slots}, or backend: dask with the address of a scheduler whose workers "
+            "are on all nodes"
+        )
 
 
 def charged_engine(study: Study, component: Component, notes: list[str]) -> Engine | Literal["auto"]:

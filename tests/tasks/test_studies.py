@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 import pytest
+import yaml
 
 from scalebench.analysis.loading import load
 from scalebench.cli.main import main
 from scalebench.comm.base import Capability
+from scalebench.errors import EngineError
 from scalebench.launch.engine_choice import describe_strategies
+from scalebench.launch.hosts import Allocation
+from scalebench.launch.planning import plan_study
+from scalebench.study.spec import Study
 
 STUDY = """\
 name: by-tasks
@@ -56,6 +61,15 @@ def test_bad_requests_are_one_line(place, capsys, words, said):
     assert scalebench("run", "study.yaml", *words) == 2
     (line,) = capsys.readouterr().err.strip().splitlines()
     assert said in line
+
+
+def test_processes_of_one_node_do_not_fill_several():
+    study = Study.model_validate(yaml.safe_load(STUDY) | {"workers": [1, 4]})
+    with pytest.raises(
+        EngineError, match=r"stay on one node of 2 slots, and the largest run takes 4; use --workers 1\.\.2"
+    ):
+        plan_study(study, Allocation.asked(2, 2))
+    assert len(plan_study(study, Allocation.asked(1, 4)).sweep.runs) == 5
 
 
 def test_strategies_of_whole_epochs_alone_are_carried():
