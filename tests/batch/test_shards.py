@@ -152,7 +152,7 @@ def test_cores_that_nobody_says_are_asked_for(monkeypatch):
 def test_time_limits_are_stated_or_estimated_with_a_margin_and_bounded_by_the_site(monkeypatch):
     plan = planned()
     assert limits_of(plan, FOUR, Site(), 77)(plan.sweep.runs) == 77
-    monkeypatch.setattr("scalebench.batch.resources.measured_step", lambda plan: 10.0)
+    monkeypatch.setattr("scalebench.batch.resources.kept_step", lambda plan: 10.0)
     few, many = plan.sweep.runs[:1], plan.sweep.runs
     estimated = limits_of(plan, FOUR, Site(), None)
     assert 600 < estimated(few) < estimated(many)

@@ -25,6 +25,7 @@ def running():
     from distributed import LocalCluster
 
     with LocalCluster(n_workers=3, threads_per_worker=1, dashboard_address=":0") as cluster:
+        cluster.wait_for_workers(3)
         yield cluster.scheduler_address
 
 

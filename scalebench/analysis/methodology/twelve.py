@@ -85,7 +85,16 @@ TWELVE = (
     Kept(
         10,
         "Say how parallel time was measured, synchronised and summarised.",
-        ("clock-resolution", "short-runs", "warm-up", "oversubscribed", "disturbed", "busy-machine"),
+        (
+            "clock-resolution",
+            "short-runs",
+            "warm-up",
+            "oversubscribed",
+            "disturbed",
+            "busy-machine",
+            "trimmed-memory",
+            "retrained-blocks",
+        ),
         "a barrier before the first step, a monotonic clock on each rank, the time of the last worker to end; "
         "evaluation outside",
     ),
