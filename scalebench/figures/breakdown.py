@@ -87,8 +87,12 @@ class Breakdown(Figure):
 
 
 def _signs(table: pd.DataFrame) -> list[Entry]:
-    """Return the entries of the signs behind times, which stand in their words."""
-    return [(Line2D([], [], linestyle=""), words) for mark, words in _SIGNS.items() if table[mark].any()]
+    """Return the entries of the signs behind times, which stand in their words, too."""
+    return [
+        (Line2D([], [], linestyle="", color="#444444", marker=f"${words[0]}$"), words)
+        for mark, words in _SIGNS.items()
+        if table[mark].any()
+    ]
 
 
 def _segments(cell: dict[Hashable, Any]) -> list[Segment]:
