@@ -12,6 +12,7 @@ from importlib.metadata import version
 from typing import TYPE_CHECKING
 
 from scalebench.comm import engines
+from scalebench.comm.alone import Alone
 from scalebench.errors import ModelError
 from scalebench.formatting import counted, roughly
 from scalebench.launch.planning import StudyPlan, cuts_model
@@ -236,12 +237,12 @@ def measured_step(plan: StudyPlan) -> float:
 
     from scalebench.system.clock import WallClock
     from scalebench.training.replica import Replica
-    from scalebench.virtual.step_windows import SoloCommunicator, bounded, take_steps
+    from scalebench.virtual.step_windows import bounded, take_steps
 
     torch.set_num_threads(plan.study.threads_per_worker)
     run = min(plan.sweep.runs, key=lambda run: run.workers)
     dataset, shards = plan.prepared.datasets[run.workers], plan.prepared.plans[run.workers]
-    replica = Replica(run, dataset, shards, SoloCommunicator(), WallClock())  # type: ignore[arg-type]
+    replica = Replica(run, dataset, shards, Alone(), WallClock())  # type: ignore[arg-type]
     take_steps(replica, bounded(*_WARM_UP, _WARM_UP_S))
     begin = time.perf_counter()
     steps = take_steps(replica, bounded(*_STEPS, _STEPS_S))

@@ -104,7 +104,7 @@ class Planner:
         self.predictor = Predictor(workload, predictor.platform)
         self.devices, self.batch = devices, workload.batch
         self._priced: dict[str, Step] = {}
-        self._sizes: dict[tuple[int, int], Sequence[int]] = {}  # layers by stage, of a cut into so many stages
+        self._sizes: dict[tuple[float, int], Sequence[int]] = {}  # layers by stage: samples, and number of stages
         self._held: dict[object, HeldRows] = {}
         self._shareable: dict[int, bool] = {}
         self._layers: list[Layer] = []  # of the module
@@ -211,7 +211,11 @@ class Planner:
         return self.predictor.cut(samples)
 
     def _cut_of(self, layout: Layout) -> TableCut:
-        return self._cut(self.batch / layout.mesh.data / layout.micro_batches)
+        return self._cut(self._samples(layout))
+
+    def _samples(self, layout: Layout) -> float:
+        """Return the samples of a micro-batch."""
+        return self.batch / layout.mesh.data / layout.micro_batches
 
     def _seconds(self, layout: Layout) -> tuple[float, float, float]:
         """Return the seconds of both passes of a micro-batch through the whole model, and of an update of it."""
@@ -231,7 +235,7 @@ class Planner:
 
     def _held_by(self, layout: Layout, stage: int) -> HeldRows:
         strategy, cut, mesh = self._strategy(layout), self._cut_of(layout), layout.mesh
-        key = (id(cut), mesh.pipeline, mesh.tensor, stage, strategy.recompute)
+        key = (self._samples(layout), mesh.pipeline, mesh.tensor, stage, strategy.recompute)
         if key not in self._held:
             if key[:2] not in self._sizes:
                 self._sizes[key[:2]] = strategy.place(cut.work, mesh.pipeline)

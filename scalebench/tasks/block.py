@@ -21,6 +21,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from scalebench.comm.alone import Alone
 from scalebench.data.dataset import open_dataset
 from scalebench.data.plan import BatchPlan
 from scalebench.data.shard import Shard
@@ -89,7 +90,7 @@ class State:
         return cls(Packed.of(replica.parameters), buffers, optimizer, steps, generators)
 
     def put_into(self, replica: Replica) -> None:
-        """Make `replica` what this state says."""
+        """Give `replica` this state."""
         with torch.no_grad():
             replica.parameters.copy_(self.parameters.tensor())
             for buffer, value in zip(replica.model.buffers(), self.buffers, strict=True):
@@ -170,19 +171,6 @@ def _trainer(job: Job) -> _Trainer:
     return _known[job.digest]
 
 
-class _Alone:
-    """Communicator of the workers that a process stands in for, one at a time."""
-
-    rank, collectives, bytes_sent = 0, 0, 0
-    calls = None
-
-    def __init__(self, size: int) -> None:
-        self.size = size
-
-    def barrier(self) -> None:
-        """Nothing to wait for."""
-
-
 class _Trainer:
     """A replica that is any worker of `run`, by the state that it is given."""
 
@@ -190,7 +178,7 @@ class _Trainer:
         torch.set_num_threads(run.threads_per_worker)
         self._run, self._dataset = run, open_dataset(folder)
         self._plan = BatchPlan.of(run, run.workers, run.seed, self._dataset)
-        self._replica = Replica(run, self._dataset, self._plan, _Alone(run.workers), WallClock())  # type: ignore[arg-type]
+        self._replica = Replica(run, self._dataset, self._plan, Alone(run.workers), WallClock())  # type: ignore[arg-type]
         self._held = (0, -1)  # worker and epoch of the samples in memory
         self._warm_up()
 

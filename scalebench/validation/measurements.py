@@ -5,7 +5,7 @@ from __future__ import annotations
 import io
 import math
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -31,6 +31,8 @@ _INTRA = {"PCIe": 15.75e9, "NVLink1": 80e9, "NVLink2": 150e9, "NVLink/NVSwitch":
 _PCIE = _INTRA["PCIe"]
 _FLOW = 5e9 / 8  # bytes/s; Amazon EC2 User Guide, instance network bandwidth: single-flow traffic is limited to 5 Gbps
 _PER_SWITCH = 2  # devices below a PCIe switch: the two GPUs of a K80 board, two of a DGX-1
+
+_HEADER = 10_000  # most characters of the first line
 
 
 def read_published(path: Path) -> tuple[pd.DataFrame, list[str]]:
@@ -76,6 +78,15 @@ def read_csv(path: Path) -> pd.DataFrame:
     except (OSError, UnicodeDecodeError, pd.errors.ParserError, pd.errors.EmptyDataError) as error:
         reason = getattr(error, "strerror", None) or " ".join(str(error).split())
         raise ResultsError(f"{path}: not a readable CSV of published measurements: {reason}") from None
+
+
+def has_columns(path: Path, columns: Iterable[str]) -> bool:
+    """Return True if the first line of `path` names all `columns`."""
+    try:
+        with path.open() as file:
+            return set(columns) <= set(file.readline(_HEADER).strip().split(","))
+    except (OSError, UnicodeDecodeError):
+        return False  # the reader of the rows says what is wrong
 
 
 def require_positive(table: pd.DataFrame, columns: Sequence[str], path: Path) -> None:

@@ -23,7 +23,7 @@ from scalebench.pricing.prediction import Case, Predictor, Workload
 from scalebench.pricing.uncertainty import cases_at_ends, interval, seconds_at_ends, uncertainty_of
 from scalebench.study.spec import Component
 from scalebench.validation.errors import predictions_of
-from scalebench.validation.measurements import linked, read_csv, records, require_positive
+from scalebench.validation.measurements import has_columns, linked, read_csv, records, require_positive
 
 COLUMNS = (
     "series",
@@ -37,17 +37,12 @@ COLUMNS = (
     "batch",
     "samples_per_s",
 )
-_HEADER = 10_000  # most characters of the first line
 _STEPS = 10  # of the priced training
 
 
 def is_pipelines(path: Path) -> bool:
     """Return True if the first line of `path` names the columns of pipelines."""
-    try:
-        with path.open() as file:
-            return set(COLUMNS) <= set(file.readline(_HEADER).strip().split(","))
-    except (OSError, UnicodeDecodeError):
-        return False  # the reader of other rows says what is wrong
+    return has_columns(path, COLUMNS)
 
 
 def read_pipelines(path: Path) -> pd.DataFrame:

@@ -21,10 +21,9 @@ from numpy.typing import NDArray
 from scalebench.cluster.fitting import PER_DOUBLING, LinkFit, Transfer, fit_links
 from scalebench.errors import ResultsError
 from scalebench.validation.errors import predictions_of
-from scalebench.validation.measurements import read_csv, records, require_positive
+from scalebench.validation.measurements import has_columns, read_csv, records, require_positive
 
 COLUMNS = ("model", "placement", "nodes", "replicas", "local_batch", "step_time_s", "sync_time_s")
-_HEADER = 10_000  # most characters of the first line
 _LEAST_PLACEMENTS = 3  # of which latency and bandwidth are fitted
 _NBYTES = 1e8  # nominal; the fitted bandwidth is relative to it
 
@@ -42,11 +41,7 @@ class _Model(NamedTuple):
 
 def is_placements(path: Path) -> bool:
     """Return True if the first line of `path` names the columns of placements."""
-    try:
-        with path.open() as file:
-            return set(COLUMNS) <= set(file.readline(_HEADER).strip().split(","))
-    except (OSError, UnicodeDecodeError):
-        return False  # the reader of other rows says what is wrong
+    return has_columns(path, COLUMNS)
 
 
 def read_placements(path: Path) -> pd.DataFrame:

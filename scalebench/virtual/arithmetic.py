@@ -21,6 +21,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from scalebench.comm.alone import Alone
 from scalebench.data.dataset import Dataset
 from scalebench.data.plan import BatchPlan
 from scalebench.errors import in_one_line
@@ -58,19 +59,6 @@ class Choice:
 
 
 # --- one for all --------------------------------------------------------------------------------------------------
-
-
-class _Alone:
-    """Communicator of the one replica that computes what K equal ones would."""
-
-    rank, collectives, bytes_sent = 0, 0, 0
-    calls = None
-
-    def __init__(self, size: int) -> None:
-        self.size = size
-
-    def barrier(self) -> None:
-        """Nothing to wait for."""
 
 
 class _MeanOfGradients(GradientAveraging):
@@ -144,7 +132,7 @@ def train_one_for_all(
     Raises:
         DivergedError: the loss or the weights are not finite.
     """
-    replica = _GlobalReplica(run, dataset, plan, _Alone(run.workers), WallClock())  # type: ignore[arg-type]
+    replica = _GlobalReplica(run, dataset, plan, Alone(run.workers), WallClock())  # type: ignore[arg-type]
     replica.use(dataset, records=records)
     strategy = _MeanOfGradients()
     train(replica, strategy, on_epoch=on_epoch)
@@ -201,11 +189,10 @@ def _measure(run: Run, dataset: Dataset, size: int) -> Choice:
     some = Dataset(**(vars(dataset) | {"x_train": dataset.x_train[:rows], "y_train": dataset.y_train[:rows]}))
 
     def replica(rank: int, memory: Memory | None = None) -> RecordedReplica:
-        comm: Any = _Alone(workers)
-        comm.rank = rank
+        comm: Any = Alone(workers, rank)
         return RecordedReplica(few, some, part, comm, WallClock(), memory=memory)
 
-    first = Replica(few, some, part, _Alone(workers), WallClock())  # type: ignore[arg-type]
+    first = Replica(few, some, part, Alone(workers), WallClock())  # type: ignore[arg-type]
     if reason := _why_single(first, few):
         return Choice(reason=reason)
     pool = Batched(first, workers, fills=False)

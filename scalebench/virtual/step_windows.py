@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from scalebench.comm.alone import Alone
 from scalebench.pricing.step_times import STEP_TASKS
 from scalebench.study.spec import Run
 from scalebench.system.clock import Ledger, Task
@@ -73,16 +74,6 @@ class SecondsGauge:
 
     def seconds(self) -> float:
         return 1.0
-
-
-class SoloCommunicator:
-    """Communicator of a single worker."""
-
-    rank, size, collectives, bytes_sent = 0, 1, 0, 0
-    calls = None
-
-    def alltoallv(self, tensors: Sequence[Any]) -> list[Any]:
-        return list(tensors)
 
 
 class StepWindows(NamedTuple):
@@ -248,7 +239,7 @@ def single_replica(run: Run, dataset: Any, size: int, device: torch.device) -> A
     plan = BatchPlan(rows, 1, seed=run.seed, batch_per_worker=size)
     clock = LapClock(partial(torch.cuda.synchronize, device)) if device.type == "cuda" else LapClock()
     solo = run.model_copy(update={"workers": 1, "init_weights": None})
-    return Replica(solo, part, plan, SoloCommunicator(), clock, device)  # type: ignore[arg-type]
+    return Replica(solo, part, plan, Alone(), clock, device)  # type: ignore[arg-type]
 
 
 def bounded(least: int, most: int | None, seconds: float) -> Iterator[int]:

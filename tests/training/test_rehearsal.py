@@ -5,13 +5,13 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from scalebench.comm.alone import Alone
 from scalebench.data.plan import BatchPlan
 from scalebench.strategies import registry
 from scalebench.system.clock import WallClock
 from scalebench.system.random_state import seed_generators
 from scalebench.training.loop import train
 from scalebench.training.replica import Replica
-from scalebench.virtual.step_windows import SoloCommunicator
 
 SOURCE = """
 import random
@@ -39,11 +39,6 @@ class Net(nn.Module):
 def build(input_shape, outputs):
     return Net(input_shape[0], outputs)
 """
-
-
-class Alone(SoloCommunicator):
-    def barrier(self):
-        pass
 
 
 @pytest.fixture
