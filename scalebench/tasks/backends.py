@@ -53,7 +53,7 @@ class Processes:
 
     def __init__(self, options: TaskOptions, workers: int, done: Done) -> None:
         self._done = done
-        self._pools = [_pool() for _ in range(workers)]
+        self._pools = [_Pool() for _ in range(workers)]
 
     def submit(self, ticket: int, place: int, function: Callable[..., Any], *arguments: Any) -> None:
         place %= len(self._pools)
@@ -69,7 +69,7 @@ class Processes:
         with signals_blocked():
             return self._pools[place].submit(function, *arguments)
 
-    def _ended(self, ticket: int, place: int, pool: ProcessPoolExecutor, ended: Future[Any]) -> None:
+    def _ended(self, ticket: int, place: int, pool: _Pool, ended: Future[Any]) -> None:
         error = None if ended.cancelled() else ended.exception()
         if isinstance(error, BrokenProcessPool) and self._pools[place] is pool:
             self._replace(place)
@@ -77,7 +77,7 @@ class Processes:
 
     def _replace(self, place: int) -> None:
         self._pools[place].shutdown(wait=False)
-        self._pools[place] = _pool()
+        self._pools[place] = _Pool()
 
     def everywhere(self, function: Callable[..., Any], *arguments: Any) -> list[Any]:
         futures = [self._begin(place, function, *arguments) for place in range(len(self._pools))]
@@ -87,14 +87,25 @@ class Processes:
         return 0
 
     def close(self) -> None:
+        own = {pool.pid() for pool in self._pools}
         for pool in self._pools:
             pool.shutdown(wait=False, cancel_futures=True)
-        for process in multiprocessing.active_children():  # one may still be at work for a run that was ended
-            process.terminate()
+        for process in multiprocessing.active_children():
+            if process.pid in own:  # it may still be at work for a run that was ended
+                process.terminate()
 
 
-def _pool() -> ProcessPoolExecutor:
-    return ProcessPoolExecutor(1, preloaded_forkserver(), exit_with_parent)
+class _Pool(ProcessPoolExecutor):
+    """One process."""
+
+    def __init__(self) -> None:
+        super().__init__(1, preloaded_forkserver(), exit_with_parent)
+        with signals_blocked():
+            self._pid = self.submit(os.getpid)
+
+    def pid(self) -> int | None:
+        """Return the process, once it has started, unless it has died before."""
+        return self._pid.result() if self._pid.done() and not self._pid.exception() else None
 
 
 class Dask:

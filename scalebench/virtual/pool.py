@@ -130,6 +130,7 @@ def _run_in_processes(
 ) -> list[list[Run]]:
     """Work until all pieces are done or a process dies; return those without outcomes, those under way first."""
     left = dict(enumerate(pieces))
+    others = multiprocessing.active_children()  # of a notebook, for instance
     context = preloaded_forkserver()
     stop = context.Event()
     pool = ProcessPoolExecutor(processes, context, _begin, (simulator, stop))
@@ -156,7 +157,8 @@ def _run_in_processes(
         pool.shutdown(wait=False, cancel_futures=True)
         if left:  # interrupted, or a process died: the others have nothing to finish
             for process in multiprocessing.active_children():
-                process.terminate()
+                if process not in others:
+                    process.terminate()
     return []
 
 

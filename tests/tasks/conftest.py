@@ -15,6 +15,24 @@ from scalebench.tasks.run import TaskRuns
 from scalebench.training.outcome import Outcome
 
 Weights = dict[str, np.ndarray]
+# A model file whose batches take long enough for a process to be killed meanwhile.
+SLOW = """
+import time
+from torch import nn
+
+class Slow(nn.Module):
+    def __init__(self, inputs, outputs):
+        super().__init__()
+        self.layer = nn.Linear(inputs, outputs)
+
+    def forward(self, x):
+        if self.training:
+            time.sleep(0.05)
+        return self.layer(x)
+
+def build(input_shape, outputs):
+    return Slow(input_shape[0], outputs)
+"""
 
 
 def task_run(strategy: Any = "epoch_average", workers: int = 2, **changes: Any) -> Run:

@@ -14,7 +14,7 @@ from scalebench.comm import engines
 from scalebench.errors import EngineError
 from scalebench.tasks.block import TRIM
 from scalebench.tasks.run import TaskRuns, _Tasks
-from tests.tasks.conftest import task_run
+from tests.tasks.conftest import SLOW, task_run
 
 pytestmark = pytest.mark.skipif(engines.backend_lacks("dask") is not None, reason="dask is not installed")
 
@@ -25,7 +25,6 @@ def running():
     from distributed import LocalCluster
 
     with LocalCluster(n_workers=3, threads_per_worker=1, dashboard_address=":0") as cluster:
-        cluster.wait_for_workers(3)
         yield cluster.scheduler_address
 
 
@@ -71,25 +70,6 @@ def test_a_dead_worker_s_block_is_trained_again_once(executed, running, monkeypa
     assert outcome.facts.launcher.endswith("1 block trained again")
     calm = task_run(model=f"{tmp_path / 'slow.py'}:build", epochs=2, run_id="calm")
     assert np.array_equal(weights["final"], executed(calm)[1]["final"])
-
-
-SLOW = """
-import time
-from torch import nn
-
-class Slow(nn.Module):
-    def __init__(self, inputs, outputs):
-        super().__init__()
-        self.layer = nn.Linear(inputs, outputs)
-
-    def forward(self, x):
-        if self.training:
-            time.sleep(0.05)
-        return self.layer(x)
-
-def build(input_shape, outputs):
-    return Slow(input_shape[0], outputs)
-"""
 
 
 def test_an_address_that_does_not_answer_is_refused_in_ten_seconds():

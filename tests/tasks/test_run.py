@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import multiprocessing
 import os
 import signal
 import threading
+import time
 
 import numpy as np
 import pytest
@@ -12,11 +14,11 @@ import pytest
 from scalebench.data.catalog import prepare
 from scalebench.data.dataset import open_dataset
 from scalebench.launch.mpirun import Launcher
-from scalebench.tasks.run import _Tasks
+from scalebench.tasks.run import TaskRuns, _Tasks
 from scalebench.virtual import engine
 from scalebench.virtual.arithmetic import Choice
 from tests.conftest import needs_mpi, some
-from tests.tasks.conftest import task_run
+from tests.tasks.conftest import SLOW, task_run
 
 STRATEGIES = [
     "epoch_average",
@@ -115,23 +117,24 @@ def test_a_row_says_the_backend_and_how_long_what_took(executed):
     assert parts == pytest.approx(worker.train_s)  # the sum of the laps, in another order
 
 
-SLOW = """
-import time
-from torch import nn
-
-class Slow(nn.Module):
-    def __init__(self, inputs, outputs):
-        super().__init__()
-        self.layer = nn.Linear(inputs, outputs)
-
-    def forward(self, x):
-        if self.training:
+def test_processes_of_others_outlive_the_tasks(executed):
+    """A child of the command that is none of the tasks', as a worker of dask or of virtual runs, goes on."""
+    other = multiprocessing.get_context("spawn").Process(target=time.sleep, args=(60,), daemon=True)
+    other.start()
+    try:
+        runs = TaskRuns({2: prepare(task_run(), 2)}, 2)
+        assert runs.execute(task_run(save_weights=False)).status == "completed"
+        own = {pool.pid() for pool in runs._backends[task_run().tasks]._pools}
+        assert None not in own
+        runs.close()
+        assert other.is_alive()
+        ended = time.monotonic() + 30
+        while own & {child.pid for child in multiprocessing.active_children()}:
+            assert time.monotonic() < ended
             time.sleep(0.05)
-        return self.layer(x)
-
-def build(input_shape, outputs):
-    return Slow(input_shape[0], outputs)
-"""
+    finally:
+        other.kill()
+        other.join()
 
 
 def test_a_dead_process_s_block_is_trained_again_once(executed, machine, monkeypatch, tmp_path):
