@@ -63,8 +63,12 @@ class RunRow(_Row):
     paced_overrun: Annotated[
         float | None, Doc("share of steps that were slower than the pace; above 0.01 the run is oversubscribed")
     ] = None
-    launcher: Annotated[
-        str | None, Doc("launcher of the processes; of tasks their backend, and what was out of the ordinary there")
+    launcher: Annotated[str | None, Doc("launcher of the processes; of tasks their backend")] = None
+    blocks_retrained: Annotated[
+        int | None, Doc("of tasks: blocks that were trained again, as the process that had them died")
+    ] = None
+    malloc_trim_bytes: Annotated[
+        int | None, Doc("of tasks: MALLOC_TRIM_THRESHOLD_ of their processes, where set; low, it slows torch", "bytes")
     ] = None
     binding: Annotated[str | None, Doc("binding of processes to cores")] = None
     cluster: Annotated[str, Doc("cluster used, or stood for by a virtual run")]

@@ -153,11 +153,11 @@ def train_block(job: Job, worker: int, pieces: tuple[Piece, ...], state: State) 
         return Failed(in_one_line(error))
 
 
-def prepare(job: Job) -> str:
-    """Build the model and take the warm-up steps, which belong to no time; return a variable that slows torch here."""
+def prepare(job: Job) -> int | None:
+    """Build the model and take the warm-up steps, which belong to no time; return the bytes of TRIM, if it is set."""
     _trainer(job)
-    threshold = os.environ.get(TRIM)
-    return f"{TRIM}={threshold}" if threshold else ""
+    threshold = os.environ.get(TRIM, "")
+    return int(threshold) if threshold.isdecimal() else None
 
 
 _known: dict[str, _Trainer] = {}  # of this process: the run that it trains blocks of

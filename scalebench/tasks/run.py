@@ -23,7 +23,6 @@ from scalebench.data.dataset import Dataset, open_dataset
 from scalebench.data.plan import BatchPlan
 from scalebench.data.shard import equal_batches
 from scalebench.errors import RunError, in_one_line
-from scalebench.formatting import counted
 from scalebench.strategies import registry
 from scalebench.strategies.base import Batch
 from scalebench.study.spec import Run, TaskOptions
@@ -328,7 +327,7 @@ class TaskRuns:
         self._tasks = tasks = _Tasks(run.seed, time.perf_counter() + run.time_limit_s)
         tasks.backend = backend
         replicas = _replicas(run, dataset, plan, tasks, job)
-        slowed = sorted({said for said in backend.everywhere(prepare, job) if said})
+        trimmed = [threshold for threshold in backend.everywhere(prepare, job) if threshold is not None]
         initial = replicas[0].initial
         reports = tasks.run({each.rank: partial(train, each, strategy) for each in replicas})
         began = time.perf_counter()
@@ -339,8 +338,6 @@ class TaskRuns:
             save_weights(self._weights, run.run_id, initial, final)
         found = [evaluation for rank in sorted(verdicts) for evaluation in verdicts[rank].evaluations]
         found.sort(key=lambda evaluation: (evaluation.epoch, evaluation.elapsed_s))
-        retrained = tasks.retrained + backend.repeated()
-        again = [f"{counted(retrained, 'block')} trained again"] if retrained else []
         facts = RunFacts.of(
             dataset,
             plan,
@@ -348,7 +345,9 @@ class TaskRuns:
             device="cpu",
             nodes=1 if run.tasks.scheduler is None else None,
             workers_per_node=run.workers if run.tasks.scheduler is None else None,
-            launcher=", ".join([run.tasks.backend, *slowed, *again]),
+            launcher=run.tasks.backend,
+            blocks_retrained=tasks.retrained + backend.repeated(),
+            malloc_trim_bytes=min(trimmed, default=None),
             binding="none",
         )
         ordered = [_without_waiting(reports[rank]) for rank in sorted(reports)]

@@ -102,6 +102,8 @@ class RunFacts:
     device: str | None = None
     gpus: int | None = None  # that the workers held, one each; None without
     launcher: str | None = None
+    blocks_retrained: int | None = None  # of tasks, as a process died
+    malloc_trim_bytes: int | None = None  # of tasks whose processes have such a threshold
     binding: str | None = None
     oversubscribed: bool | None = None  # a paced run: too many of its steps were slower than the pace
     reference_step_s: float | None = None  # the speed of the machine beside the run

@@ -126,9 +126,9 @@ def frequency_scaling(evidence: Evidence) -> Iterator[Finding]:
 @rule("no worker of a dask scheduler gave the memory of each step back to the kernel")
 def trimmed_memory(evidence: Evidence) -> Iterator[Finding]:
     """dask sets a variable with which torch asks the kernel for the memory of every step anew."""
-    slowed = evidence.runs[evidence.runs["launcher"].fillna("").str.contains("MALLOC_TRIM_THRESHOLD_")]
+    slowed = evidence.runs[evidence.runs["malloc_trim_bytes"].notna()]
     if len(slowed):
-        variable = slowed["launcher"].iloc[0].split(", ")[1]
+        variable = f"MALLOC_TRIM_THRESHOLD_={slowed['malloc_trim_bytes'].min():.0f}"
         yield finding(
             "warning",
             f"{counted(len(slowed), 'run')} by dask workers with {variable}, which slows torch",
@@ -140,11 +140,12 @@ def trimmed_memory(evidence: Evidence) -> Iterator[Finding]:
 @rule("every block of tasks was trained once")
 def retrained_blocks(evidence: Evidence) -> Iterator[Finding]:
     """The time of a run holds what a worker that died had done of its block."""
-    again = evidence.runs[evidence.runs["launcher"].fillna("").str.contains("trained again")]
+    again = evidence.runs[evidence.runs["blocks_retrained"].fillna(0) > 0]
     if len(again):
+        blocks = counted(int(again["blocks_retrained"].sum()), "block")
         yield finding(
             "warning",
-            f"{counted(len(again), 'run')} with blocks that were trained again, as their worker died: times hold both",
+            f"{counted(len(again), 'run')} with {blocks} that were trained again, as a worker died: times hold both",
             again,
             "run them again (scalebench run --new), or leave them out of comparisons",
         )

@@ -47,12 +47,12 @@ def nothing_is_wrong_but_the_base_is_to_be_said(study):
 
 @case("trimmed-memory", "warning", "by dask workers with MALLOC_TRIM_THRESHOLD_=65536, which slows torch")
 def dask_trims_memory(study):
-    study.change(native, launcher="dask, MALLOC_TRIM_THRESHOLD_=65536, 1 block trained again")
+    study.change(native, launcher="dask", malloc_trim_bytes=65536)
 
 
-@case("retrained-blocks", "warning", "with blocks that were trained again, as their worker died")
+@case("retrained-blocks", "warning", " that were trained again, as a worker died")
 def a_worker_died(study):
-    study.change(native, launcher="processes, 2 blocks trained again")
+    study.change(native, launcher="processes", blocks_retrained=2)
 
 
 @case("untuned", "note", "all strategies share lr 0.1 at every worker count: none was tuned")
