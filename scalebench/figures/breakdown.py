@@ -19,6 +19,7 @@ from scalebench.figures.drawing.styles import (
     ENGINE_ALONE,
     ENGINE_ALONE_PATTERN,
     MARK_WORDS,
+    NEUTRAL,
     TASK_PATTERNS,
     TASKS,
 )
@@ -27,10 +28,7 @@ from scalebench.formatting import DISTURBED, OVERSUBSCRIBED, marks, seconds
 
 _COLUMNS = 3
 _HEIGHTS_IN = (2.6, 2.15, 3.0)  # in print, on screen, on slides, whose times above the bars are large
-_SIGNS = {  # behind times, in the words of the legend
-    "oversubscribed": f"{OVERSUBSCRIBED} {MARK_WORDS['oversubscribed']}",
-    "disturbed": f"{DISTURBED} {MARK_WORDS['disturbed']}",
-}
+_SIGNS = {"oversubscribed": "x", "disturbed": r"$\dagger$"}  # behind times, as markers of the legend
 _NAMES_IN = 0.2  # of executions, below the counts
 _ALONE = "engine, at one worker"
 _UNMEASURED = "split not measured"
@@ -58,7 +56,7 @@ class Breakdown(Figure):
             for at, cell in draw_bars(panel, own, shown, _segments, "share of training time", like=counts):
                 time = panel.ax.text(at, 103, _time_of(cell), rotation=90, ha="center", va="bottom", fontsize=small)
                 time.set_in_layout(False)
-                panel.explained |= {words for mark, words in _SIGNS.items() if cell[mark]}
+                panel.explained |= {MARK_WORDS[mark] for mark in _SIGNS if cell[mark]}
             panel.ax.set_ylim(0, top)
             panel.ax.set_yticks([0, 50, 100])
             if panel.leftmost:
@@ -87,10 +85,10 @@ class Breakdown(Figure):
 
 
 def _signs(table: pd.DataFrame) -> list[Entry]:
-    """Return the entries of the signs behind times, which stand in their words, too."""
+    """Return the entries of the signs behind times."""
     return [
-        (Line2D([], [], linestyle="", color="#444444", marker=f"${words[0]}$"), words)
-        for mark, words in _SIGNS.items()
+        (Line2D([], [], linestyle="", color=NEUTRAL, marker=sign), MARK_WORDS[mark])
+        for mark, sign in _SIGNS.items()
         if table[mark].any()
     ]
 

@@ -400,7 +400,7 @@ def test_signs_behind_times_of_bars_are_explained(tmp_path):
     texts = [text.get_text() for text in canvas.shown[0].ax.texts]
     assert sum(text.endswith(" †") for text in texts) == 1
     said = {text.get_text() for part in figure.findobj(Legend) for text in part.get_texts()}
-    assert "† disturbed by other programs (no baseline)" in said
+    assert "disturbed by other programs (no baseline)" in said
     assert not any("oversubscribed" in words for words in said)
     assert "†: other programs took" in canvas.caption()
 
