@@ -7,8 +7,12 @@ from collections.abc import Hashable
 from typing import Any
 
 import pandas as pd
+from matplotlib import rcParams
 from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
+from matplotlib.path import Path
+from matplotlib.textpath import TextPath
+from matplotlib.transforms import Affine2D
 
 from scalebench.analysis import Results, cells
 from scalebench.figures.base import FIGURES, Figure
@@ -28,7 +32,7 @@ from scalebench.formatting import DISTURBED, OVERSUBSCRIBED, marks, seconds
 
 _COLUMNS = 3
 _HEIGHTS_IN = (2.6, 2.15, 3.0)  # in print, on screen, on slides, whose times above the bars are large
-_SIGNS = {"oversubscribed": "x", "disturbed": r"$\dagger$"}  # behind times, as markers of the legend
+_SIGNS = {"oversubscribed": OVERSUBSCRIBED, "disturbed": DISTURBED}  # behind times
 _NAMES_IN = 0.2  # of executions, below the counts
 _ALONE = "engine, at one worker"
 _UNMEASURED = "split not measured"
@@ -86,11 +90,19 @@ class Breakdown(Figure):
 
 def _signs(table: pd.DataFrame) -> list[Entry]:
     """Return the entries of the signs behind times."""
+    look = {"linestyle": "", "color": NEUTRAL, "markersize": 1.5 * rcParams["lines.markersize"], "markeredgewidth": 0}
     return [
-        (Line2D([], [], linestyle="", color=NEUTRAL, marker=sign), MARK_WORDS[mark])
+        (Line2D([], [], marker=_as_marker(sign), **look), MARK_WORDS[mark])
         for mark, sign in _SIGNS.items()
         if table[mark].any()
     ]
+
+
+def _as_marker(sign: str) -> Path:
+    """Return the outline of a sign around the origin."""
+    outline = TextPath((0, 0), sign)
+    (left, bottom), (right, top) = outline.get_extents().get_points()
+    return outline.transformed(Affine2D().translate(-(left + right) / 2, -(bottom + top) / 2))
 
 
 def _segments(cell: dict[Hashable, Any]) -> list[Segment]:
