@@ -19,8 +19,8 @@ from scalebench.comm.engines import available
 from scalebench.comm.in_flight import InFlight, Pending
 from scalebench.data.catalog import prepare
 from scalebench.errors import StudyError
-from scalebench.launch.mpirun import Launcher
 from scalebench.launch.planning import plan_study
+from scalebench.launch.real_runs import RealRuns
 from scalebench.launch.sweep import expand
 from scalebench.records.rows import rows_of
 from scalebench.study.heterogeneity import VirtualOptions
@@ -255,7 +255,7 @@ def paced(tmp_path_factory):
     links = expand(linked, load_cluster("ethernet-10g")).runs
     workers = expand(slowed, load_cluster("this-machine")).runs
     outcomes = {}
-    Launcher({2: prepare(linked, 2)}, ranks=3, work_dir=tmp_path_factory.mktemp("paced"),
+    RealRuns({2: prepare(linked, 2)}, ranks=3, work_dir=tmp_path_factory.mktemp("paced"),
         on_start=lambda run: None, on_outcome=lambda run, outcome: outcomes.update({run.run_id: outcome}),
         log=lambda message: None,
     ).launch([*links, *workers])  # fmt: skip

@@ -9,6 +9,7 @@ from collections.abc import Callable, Sequence
 from scalebench.batch.job import Scheduler
 from scalebench.batch.site import Site, SiteError
 from scalebench.comm import engines
+from scalebench.comm.launchers import choice, mpirun
 from scalebench.formatting import counted
 from scalebench.launch.hosts import Allocation
 from scalebench.launch.model_check import estimate, kept_step
@@ -19,13 +20,13 @@ _MARGIN, _START_S = 3.0, 600  # of a job's time limit: times the estimate, and o
 _STEP_S = 300  # limits are multiples of it
 
 
-def choose_launcher(site: Site) -> None:
-    """Plan with the launcher of the site; without one, with srun where no mpirun is found."""
+def choose_launcher(site: Site, study: Study) -> None:
+    """Plan with the launcher of the site, or of the study; without one, with srun where no mpirun is found."""
     name = site.launcher
-    if name is None and engines.find_mpirun() is None and shutil.which("srun"):
+    if name is None and study.launcher == choice.AUTO and mpirun.find() is None and shutil.which("srun"):
         name = "srun"
     if name is not None:
-        os.environ.setdefault(engines.LAUNCHER_VARIABLE, name)
+        os.environ.setdefault(choice.VARIABLE, name)
 
 
 def allocation_for(

@@ -42,7 +42,7 @@ def _site_text() -> str:
     from scalebench.batch.job import SchedulerError
     from scalebench.batch.schedulers import found_here
     from scalebench.batch.site import site_template
-    from scalebench.comm.engines import find_mpirun
+    from scalebench.comm.launchers.mpirun import find as find_mpirun
     from scalebench.install.examine import examine
 
     known: dict[str, object] = {}

@@ -142,10 +142,11 @@ keep_going_option = click.option(
 )
 launcher_option = click.option(
     "--launcher",
-    type=click.Choice(["auto", "mpirun", "srun"]),
+    type=click.Choice(["auto", "local", "mpirun", "srun", "torchrun", "horovodrun"]),
     expose_value=False,
     callback=_keep_launcher,
-    help="What starts real ranks; auto: mpirun, or srun in a Slurm job without one.  [env: SCALEBENCH_LAUNCHER]",
+    help="What starts real ranks; auto: mpirun, without one srun in a job of Slurm, else processes of this host.  "
+    "[env: SCALEBENCH_LAUNCHER]",
 )
 table_options = all_of(
     click.option(

@@ -161,7 +161,7 @@ def _submit_study(
     from scalebench.launch.planning import plan_study
     from scalebench.launch.sweep import Detail
 
-    choose_launcher(site)
+    choose_launcher(site, wanted)
     allocation = allocation_for(wanted, site, scheduler, asked["nodes"], asked["tasks_per_node"])
     plan = plan_study(wanted, allocation)
     if not fits_unseen(plan):

@@ -4,22 +4,18 @@ from __future__ import annotations
 
 import os
 import re
-import shutil
-import sys
 from collections.abc import Iterable
 from importlib.util import find_spec
 from itertools import takewhile
 from pathlib import Path
 
-from scalebench.comm import slurm
 from scalebench.comm.base import Capability
-from scalebench.comm.mpi_match import mismatch
+from scalebench.comm.launchers.choice import chosen
+from scalebench.comm.mpi_match import ADD_MPI
 from scalebench.errors import EngineError, nearest
+from scalebench.system.cores import cores_with_threads
 
-ADD_MPI = 'pip install "scalebench[mpi]"'
 ADD_HOROVOD = "scalebench install horovod"
-LAUNCHER_VARIABLE = "SCALEBENCH_LAUNCHER"
-LAUNCHERS = ("auto", "mpirun", "srun")
 
 _OF_ALL = frozenset({Capability.BATCHES, Capability.COLLECTIVES, Capability.NONBLOCKING})
 _OF_GROUPS = _OF_ALL | {Capability.SPLIT, Capability.POINT_TO_POINT}
@@ -69,13 +65,7 @@ def cores() -> int:
 
 def physical_cores() -> int:
     """Number of cores without hardware threads, to which processes can be bound."""
-    folders = (Path(f"/sys/devices/system/cpu/cpu{cpu}/topology") for cpu in os.sched_getaffinity(0))
-    try:
-        return len(
-            {tuple((folder / name).read_text() for name in ("physical_package_id", "core_id")) for folder in folders}
-        )
-    except OSError:
-        return cores()
+    return len(cores_with_threads())
 
 
 def gpus() -> int:
@@ -97,32 +87,14 @@ def busy_threads(engine: str, workers: int, threads_per_worker: int = 1) -> int:
     return threads_per_worker + (PROGRESS_THREADS[engine] if workers > 1 else 0)
 
 
-def find_mpirun() -> Path | None:
-    """The `mpirun` that belongs to this interpreter's environment, else the first on PATH."""
-    own = Path(sys.executable).parent / "mpirun"
-    if os.access(own, os.X_OK):
-        return own
-    found = shutil.which("mpirun")
-    return Path(found) if found else None
-
-
-def launcher() -> str:
-    """Name of the program that starts real ranks, mpirun or srun: SCALEBENCH_LAUNCHER, or srun in a job without mpirun.
-
-    Raises:
-        EngineError: SCALEBENCH_LAUNCHER names another.
-    """
-    named = os.environ.get(LAUNCHER_VARIABLE) or "auto"
-    if named not in LAUNCHERS:
-        raise EngineError(f"{LAUNCHER_VARIABLE}: unknown launcher {named!r}; {nearest(named, LAUNCHERS)}")
-    if named == "auto":
-        return "srun" if find_mpirun() is None and slurm.in_job() and shutil.which("srun") else "mpirun"
-    return named
+def needs_mpi(engine: str) -> bool:
+    """Return True if an MPI joins the ranks of `engine`, whoever starts them."""
+    return engine in ("mpi", "horovod")
 
 
 def starts_by_mpi(engine_names: Iterable[str]) -> bool:
-    """Return True if the ranks of these engines are started as an MPI's; srun starts others without."""
-    return launcher() == "mpirun" or not {"mpi", "horovod"}.isdisjoint(engine_names)
+    """Return True if the ranks of these engines are started as an MPI's; some launchers start others without."""
+    return not chosen().without_mpi or any(map(needs_mpi, engine_names))
 
 
 def available(engine: str, *, here: bool = True) -> str | None:
@@ -133,17 +105,10 @@ def available(engine: str, *, here: bool = True) -> str | None:
     provides(engine)
     if engine == TASKS:
         return None if _folder_of("torch") is not None else "torch is not installed; add it with: pip install torch"
-    mpirun = find_mpirun()
-    if launcher() == "srun":
-        if reason := slurm.lacks(engine, here=here):
-            return reason
-    elif mpirun is None:
-        return f"no mpirun beside {sys.executable} or on PATH; add it with: {ADD_MPI}"
-    if starts_by_mpi([engine]):
-        if find_spec("mpi4py") is None:
-            return f"mpi4py is not installed; add it with: {ADD_MPI}"
-        if launcher() == "mpirun" and mpirun is not None and (reason := mismatch(mpirun)):
-            return reason
+    if reason := chosen().lacks(by_mpi=starts_by_mpi([engine]), here=here):
+        return reason
+    if starts_by_mpi([engine]) and find_spec("mpi4py") is None:
+        return f"mpi4py is not installed; add it with: {ADD_MPI}"
     torch = _folder_of("torch")
     if torch is None:
         return "torch is not installed; add it with: pip install torch"

@@ -8,10 +8,12 @@ import subprocess
 import sys
 from collections.abc import Sequence
 from functools import cache
+from importlib.util import find_spec
 from pathlib import Path
 
 from scalebench.system.parent_watch import end_with_parent
 
+ADD_MPI = 'pip install "scalebench[mpi]"'
 REBUILD = "pip install --no-binary mpi4py --force-reinstall mpi4py"
 AS_ROOT = {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
 _LIMIT_S = 60.0
@@ -31,6 +33,8 @@ def mismatch(mpirun: Path) -> str | None:
 
     Other versions of an MPI may do: where the versions differ, two ranks are started and asked.
     """
+    if find_spec("mpi4py") is None:
+        return f"mpi4py is not installed; add it with: {ADD_MPI}"
     named, launcher = library(), _first_line([str(mpirun), "--version"])
     if not named:
         return f"mpi4py finds no MPI library; load the MPI's module, then: {REBUILD}"
@@ -41,7 +45,8 @@ def mismatch(mpirun: Path) -> str | None:
     sizes = {int(size) for size in re.findall(r"scalebench-size (\d+)", done.stdout)} if done is not None else set()
     if sizes == {_RANKS}:
         return None
-    return apart(_RANKS, min(sizes, default=0), f"{mpirun} ({launcher or 'which does not say its version'})", named)
+    started_by = f"{mpirun} ({launcher or 'which does not say its version'})"
+    return apart(_RANKS, min(sizes, default=0), started_by, named, without_mpi=False)
 
 
 def _identity(said: str) -> tuple[bool, str]:
@@ -74,10 +79,13 @@ def _run(command: Sequence[str]) -> subprocess.CompletedProcess[str] | None:
         return None
 
 
-def apart(started: int, size: int, launcher: str, library: str) -> str:
-    """Explain why `started` ranks each see a world of `size`, and name the next step; `library` is mpi4py's MPI."""
+def apart(started: int, size: int, launcher: str, library: str, *, without_mpi: bool) -> str:
+    """Explain why `started` ranks each see a world of `size`, and name the next step; `library` is mpi4py's MPI.
+
+    `without_mpi`: the launcher can start ranks that no MPI joins.
+    """
     step = f"load the module of the MPI that starts them, and build mpi4py with it: {REBUILD}"
-    if launcher == "srun":
+    if without_mpi:
         step = f"{step}; or use --engine gloo, which needs no MPI"
     named = library.partition(",")[0].strip()
     seen = f"each of them is alone: mpi4py has another MPI, {named}" if size else f"none answered: mpi4py has {named}"

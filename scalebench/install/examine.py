@@ -15,8 +15,10 @@ from importlib.metadata import PackageNotFoundError, version
 from importlib.util import find_spec
 
 from scalebench.comm import slurm
-from scalebench.comm.engines import ADD_HOROVOD, ADD_MPI, available, cores, find_mpirun, launcher
-from scalebench.comm.mpi_match import REBUILD, library, mismatch
+from scalebench.comm.engines import ADD_HOROVOD, available, cores
+from scalebench.comm.launchers.choice import chosen
+from scalebench.comm.launchers.mpirun import find as find_mpirun
+from scalebench.comm.mpi_match import ADD_MPI, REBUILD, library, mismatch
 from scalebench.errors import EngineError
 from scalebench.formatting import counted
 from scalebench.launch.engine_costs import measure_allreduce
@@ -149,7 +151,7 @@ def _mpi4py() -> MachinePart:
     except PackageNotFoundError:
         return MachinePart("mpi4py", False, "not installed", ADD_MPI)
     mpirun = find_mpirun()
-    if launcher() == "mpirun" and mpirun is not None and (reason := mismatch(mpirun)):
+    if not chosen().without_mpi and mpirun is not None and (reason := mismatch(mpirun)):
         return MachinePart("mpi4py", False, f"{number}: {reason}", REBUILD)
     named = library().partition(",")[0]
     return MachinePart("mpi4py", True, f"{number} with {named}" if named else f"{number}, which finds no MPI library")
@@ -157,14 +159,11 @@ def _mpi4py() -> MachinePart:
 
 def _launcher() -> MachinePart:
     """Launcher of real ranks, and the engines that it serves."""
-    name = launcher()
-    if name == "mpirun":
-        return MachinePart("launcher", find_mpirun() is not None, "mpirun")
-    reason = slurm.lacks("gloo")
+    launcher = chosen()
+    reason = launcher.lacks(by_mpi=False)
     if reason is not None:
-        return MachinePart("launcher", False, f"srun: {reason}")
-    means = "with PMIx: all engines" if slurm.has_pmix() else "without PMIx: gloo and nccl only, no mpi, no horovod"
-    return MachinePart("launcher", True, f"srun {means}")
+        return MachinePart("launcher", False, f"{launcher.name}: {reason}")
+    return MachinePart("launcher", True, f"{launcher.name} {launcher.serves()}")
 
 
 def _horovod() -> MachinePart:

@@ -15,7 +15,8 @@ from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
 
-from scalebench.comm.engines import ADD_MPI, find_mpirun
+from scalebench.comm.launchers.mpirun import find as find_mpirun
+from scalebench.comm.mpi_match import ADD_MPI
 from scalebench.errors import EngineError
 from scalebench.study.spec import slug
 from scalebench.system.atomic_write import cache_folder

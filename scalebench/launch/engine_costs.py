@@ -13,6 +13,8 @@ from pathlib import Path
 
 from scalebench.cluster.engine_costs import MARK, EngineCosts, joined
 from scalebench.comm import engines
+from scalebench.comm.launchers import mpirun
+from scalebench.comm.launchers.choice import chosen
 from scalebench.comm.mpi_match import apart, library
 from scalebench.errors import EngineError
 from scalebench.formatting import counted
@@ -164,7 +166,9 @@ def _printed(
         raise EngineError(f"measuring {what} took more than {limit_s:.3g} s") from None
     printed = [line.partition(MARK)[2] for line in done.stdout.splitlines() if MARK in line]
     if len(printed) > 1:
-        raise EngineError(apart(len(printed), 1, engines.launcher(), library()))
+        launcher = chosen()
+        error = apart(len(printed), 1, launcher.name, library(), without_mpi=launcher.without_mpi)
+        raise EngineError(error)
     if done.returncode != 0 or not printed:
         raise EngineError(f"measuring {what} failed: {telling_line(done.stderr)}; see scalebench doctor")
     return printed[-1]
@@ -183,5 +187,5 @@ def _source() -> str:
 
 
 def _key(names: list[str], source: str) -> str:
-    text = json.dumps([_PROBE, names, source, platform.node(), str(engines.find_mpirun())])
+    text = json.dumps([_PROBE, names, source, platform.node(), str(mpirun.find())])
     return hashlib.sha256(text.encode()).hexdigest()[:16]

@@ -1,4 +1,4 @@
-"""The allocation over whose hosts mpirun or srun spreads ranks: their cores, slots and GPUs, read or stated.
+"""The allocation over whose hosts a launcher spreads ranks: their cores, slots and GPUs, read or stated.
 
 Each is asked, in a launch of one process a host: a scheduler's variables name hosts, a hostfile does, or neither; their
 cores only they know. Where nothing speaks of other hosts, this one is taken without asking.
@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from scalebench.comm import engines, slurm
+from scalebench.comm.launchers.choice import chosen
 from scalebench.comm.mpi_match import AS_ROOT
 from scalebench.errors import EngineError
 from scalebench.records.provenance import JOB_IDS
@@ -122,7 +123,7 @@ def reachable() -> Allocation:
         EngineError: a host cannot be reached; says which.
     """
     spoken = tuple(os.environ.get(name, "") for name in SPEAK_OF_HOSTS)
-    asking = _asking()
+    asking = chosen().on_each_host()
     if not any(spoken) or not asking:
         return this_host()
     return _asked(asking, spoken)
@@ -134,7 +135,7 @@ def require_seen(paths: Sequence[Path]) -> None:
     Raises:
         EngineError: names host and path.
     """
-    asking = _asking()
+    asking = chosen().on_each_host()
     if not asking or len(reachable().hosts) == 1:
         return
     for facts in _ask(asking, [path.resolve() for path in paths])[0]:
@@ -160,23 +161,12 @@ def require_there(paths: Sequence[Path]) -> None:
         raise EngineError(f"{gone} no longer answers: {error}" if gone else str(error)) from None
 
 
-def _asking() -> tuple[str, ...]:
-    """The command that starts a process on each host, up to the program; empty: nothing here can."""
-    if engines.launcher() == "srun":
-        return tuple(slurm.one_on_each_node()) if slurm.in_job() else ()
-    mpirun = engines.find_mpirun()
-    if mpirun is None:
-        return ()
-    passed = ("-x", "PYTHONPATH") if "PYTHONPATH" in os.environ else ()  # an agent such as ssh passes nothing on
-    return str(mpirun), *passed, "--display", "allocation:parsable", "--map-by", "ppr:1:node", "--bind-to", "none"
-
-
 @cache
 def _asked(asking: tuple[str, ...], _: tuple[str, ...]) -> Allocation:
     answers, counted = _ask(asking, [])
     slots = list(counted.values()) or slurm.slots()
     given = slots if len(slots) == len(answers) else [facts["cores"] for facts in answers]
-    share = slurm.gpus_per_task() if engines.launcher() == "srun" else 0
+    share = slurm.gpus_per_task() if chosen().gpus_of_task else 0
     return Allocation(
         tuple(
             Host(facts["name"], count, facts["cores"], facts["physical_cores"], share * count or facts["gpus"])
@@ -208,16 +198,15 @@ def _ask(command: Sequence[str], paths: Sequence[Path]) -> tuple[list[dict[str, 
     else:
         why = telling_line(error if error.strip() else "\n".join(told))
     who = f"node {', '.join(silent)} did" if silent else "a node did"
-    raise EngineError(f"{who} not answer{within} as {engines.launcher()} started a process on each node: {why}")
+    raise EngineError(f"{who} not answer{within} as {chosen().name} started a process on each node: {why}")
 
 
 def _started(command: Sequence[str], paths: Sequence[Path]) -> tuple[str, str, bool, str]:
     """Start a process on each host; return outputs, whether all ended well, and ` within N s` if the time was over."""
-    by_slurm = engines.launcher() == "srun"
     try:
         done = subprocess.run(
             [*command, sys.executable, "-m", "scalebench.launch.hosts", *map(str, paths)],
-            env=slurm.environment(os.environ) if by_slurm else AS_ROOT | os.environ,
+            env=chosen().environment(AS_ROOT | os.environ),
             stdin=subprocess.DEVNULL,
             capture_output=True,
             text=True,
@@ -239,13 +228,11 @@ def _answer(paths: Sequence[str]) -> None:
     deadline = time.monotonic() + _LATE_S
     while (unseen := [path for path in paths if not Path(path).exists()]) and time.monotonic() < deadline:
         time.sleep(0.1)
-    if engines.launcher() == "srun":  # Slurm writes its own name of a node
-        given, ranks, name = slurm.cpus_here(), ["SLURM_PROCID"], os.environ.get("SLURMD_NODENAME")
-    else:  # mpirun inside a job of Slurm leaves srun's number there, too
-        given, ranks, name = engines.cores(), ["PMIX_RANK", "OMPI_COMM_WORLD_RANK"], None
+    told = chosen().host_facts()
+    given = engines.cores() if told.cpus is None else told.cpus
     facts = {
-        "rank": next((os.environ[variable] for variable in ranks if os.environ.get(variable)), "0"),
-        "name": name or platform.node(),
+        "rank": told.number,
+        "name": told.name or platform.node(),
         "gpus": engines.gpus(),
         "cores": min(engines.cores(), given),
         "physical_cores": min(engines.physical_cores(), given),

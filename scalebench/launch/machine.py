@@ -11,6 +11,7 @@ from scalebench.analysis.environment import STATED_STEPS
 from scalebench.cluster.engine_costs import EngineCosts
 from scalebench.cluster.spec import Cluster
 from scalebench.comm import engines
+from scalebench.comm.launchers.choice import using
 from scalebench.data.dataset import open_dataset
 from scalebench.errors import ClusterError, DisturbedError, ResultsError
 from scalebench.launch.engine_costs import measure_engines
@@ -294,7 +295,9 @@ def _engines_of(plan: StudyPlan, note: Note) -> EngineCosts:
     A cluster with links of its own is charged by these.
     """
     between = plan.cluster.name == THIS_MACHINE
-    costs = measure_engines(ENGINES_SHARE * plan.study.calibration_budget_s, between_nodes=between, note=note)
+    seconds = ENGINES_SHARE * plan.study.calibration_budget_s
+    with using(plan.study.launcher):
+        costs = measure_engines(seconds, between_nodes=between, note=note)
     if costs.disturbed and plan.study.require_quiet:
         raise DisturbedError(
             f"{', '.join(sorted(costs.disturbed))} could not be measured: other programs took the cores in nearly "

@@ -11,6 +11,7 @@ from scalebench.cluster.load import load_cluster
 from scalebench.cluster.network import allreduce_name
 from scalebench.cluster.spec import Cluster
 from scalebench.comm import engines
+from scalebench.comm.launchers.choice import using
 from scalebench.data.catalog import prepare, prepare_validation, with_checksum
 from scalebench.data.dataset import Dataset, open_dataset
 from scalebench.data.layout import cut
@@ -147,6 +148,11 @@ def plan_study(study: Study, allocation: Allocation | None = None, *, timed: boo
     Raises:
         UsageError: the study cannot run as it is; one line.
     """
+    with using(study.launcher):
+        return _resolve(study, allocation, timed=timed)
+
+
+def _resolve(study: Study, allocation: Allocation | None, *, timed: bool) -> StudyPlan:
     given, study = study, with_default_batch(pinned(study))
     cluster = load_cluster(study.cluster)
     there = study.model_copy(update={"virtual": study.virtual.with_defaults(cluster.uneven)})

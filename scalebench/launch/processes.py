@@ -6,15 +6,14 @@ import os
 import re
 import signal
 import subprocess
-import sys
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
-from scalebench.comm import engines, slurm
+from scalebench.comm.launchers.base import Placement
+from scalebench.comm.launchers.choice import chosen
 from scalebench.comm.mpi_match import AS_ROOT
-from scalebench.errors import EngineError
 from scalebench.launch.hosts import SPEAK_OF_HOSTS, Allocation, reachable, this_host
 from scalebench.records.provenance import TIMING
 
@@ -38,42 +37,37 @@ def launch_command(
     settings: Iterable[str] = (),
     on: Allocation | None = None,
 ) -> tuple[list[str], str]:
-    """The command of mpirun or srun that starts `ranks` processes, up to the program, and how it binds them.
+    """The command of the launcher that starts `ranks` processes, up to the program, and how it binds them.
 
-    `alone`: all of them on one host, in the environment for that. Without `mpi`, srun joins them by no MPI. Ranks on
+    `alone`: all of them on one host, in the environment for that. Without `mpi`, they may be joined by none. Ranks on
     other hosts are given by name what they need of this process's environment, threads, and `settings`. `on`: hosts
     with equally many slots each, which are filled (`Allocation.with_at_most`).
 
     Raises:
-        EngineError: there is no mpirun.
+        EngineError: the launcher cannot start them.
     """
-    by_slurm = engines.launcher() == "srun"
-    mpirun = engines.find_mpirun()
-    if mpirun is None and not by_slurm:
-        raise EngineError(f"no mpirun beside {sys.executable} or on PATH; add it with: {engines.ADD_MPI}")
-    hosts = on or (reachable() if by_slurm or not alone else this_host())
+    launcher = chosen()
+    stays_here = alone and not launcher.names_hosts
+    hosts = on or (this_host() if stays_here else reachable())
     if alone:
         hosts = replace(hosts, hosts=hosts.hosts[:1])
     widths = (threads + progress_threads, threads)
-    width = next((cores for cores in widths if bind and hosts.can_bind(ranks, cores)), 0)
+    width = next((cores for cores in widths if bind and launcher.binds and hosts.can_bind(ranks, cores)), 0)
     binding = {0: "none", 1: "core"}.get(width, f"core:{width}")
-    if by_slurm:
-        held = zip(hosts.hosts, hosts.ranks_on(ranks), strict=True)
-        per_core = max(1, *(host.cores // host.physical_cores for host in hosts.hosts))
-        nodes = [host.name for host, count in held for _ in range(count)]
-        return slurm.srun_command(nodes, cpus=width * per_core, mpi=mpi), binding
-    command = [str(mpirun), "-n", str(ranks)]
+    held = zip(hosts.hosts, hosts.ranks_on(ranks), strict=True)
+    passed: set[str] = set()
     if len(hosts.hosts) > 1:
         passed = {name for name in os.environ if _PASSED.fullmatch(name)} - _OURS | {*_THREADS, *settings}
-        command += [word for name in sorted(passed) for word in ("-x", name)]
-    if width and ranks > hosts.slots:
-        # The first ranks, workers, are spread over the hosts; servers, the last, share them.
-        command += ["--map-by", f"slot:PE={width}:OVERSUBSCRIBE", "--rank-by", "node"]
-    elif on is not None:
-        command += ["--map-by", f"ppr:{on.hosts[0].slots}:node:OVERSUBSCRIBE"]
-    else:
-        command += ["--map-by", {0: ":OVERSUBSCRIBE", 1: "core"}.get(width, f"slot:PE={width}")]
-    return [*command, "--bind-to", "core" if width else "none"], binding
+    placement = Placement(
+        hosts=tuple(host.name for host, count in held for _ in range(count)),
+        width=width,
+        cpus_per_core=max(1, *(host.cores // host.physical_cores for host in hosts.hosts)),
+        by_mpi=mpi,
+        beyond_slots=ranks > hosts.slots,
+        per_host=None if on is None else on.hosts[0].slots,
+        passed=tuple(sorted(passed)),
+    )
+    return launcher.command(placement), binding
 
 
 def environment(threads: int, *, oversubscribed: bool = False, alone: bool = False) -> dict[str, str]:
@@ -85,17 +79,16 @@ def environment(threads: int, *, oversubscribed: bool = False, alone: bool = Fal
     if oversubscribed:
         additions["OMPI_MCA_mpi_yield_when_idle"] = "1"  # a spinning rank would keep the others from computing
     kept = {name: value for name, value in os.environ.items() if name not in _OURS}
-    if engines.launcher() == "srun":
-        return slurm.environment(additions | kept)
-    if alone:
+    launcher = chosen()
+    if alone and not launcher.names_hosts:
         kept = {name: kept[name] for name in kept if name not in SPEAK_OF_HOSTS and not _SCHEDULERS.fullmatch(name)}
-    if alone or len(reachable().hosts) == 1:
+    if not launcher.names_hosts and (alone or len(reachable().hosts) == 1):
         additions["OMPI_MCA_osc"] = "^ucx"  # it complains where there is no such network
-    return additions | kept
+    return launcher.environment(additions | kept)
 
 
 def stop(process: subprocess.Popen[bytes], ranks: Sequence[int]) -> None:
-    """End mpirun or srun, which ends its ranks; then whatever is left of both."""
+    """End the launcher, which ends its ranks; then whatever is left of both."""
     if process.poll() is not None and process.returncode == 0:
         return
     with suppress(ProcessLookupError):

@@ -20,11 +20,12 @@ from scalebench.analysis.loading import read_trials
 from scalebench.cluster.engine_costs import EngineCosts
 from scalebench.cluster.load import own_file
 from scalebench.comm import engines, slurm
+from scalebench.comm.launchers.choice import using
 from scalebench.formatting import seconds
 from scalebench.launch.machine import check_calibration, check_kept_calibration, machine_for
 from scalebench.launch.model_check import look_at_model
-from scalebench.launch.mpirun import Launcher
 from scalebench.launch.planning import StudyPlan
+from scalebench.launch.real_runs import RealRuns
 from scalebench.launch.stopping_rule import Reporter, StoppingRule, Tally
 from scalebench.launch.sweep import Detail, Sweep, is_oversubscribed, is_simulated
 from scalebench.launch.traffic import TrafficCheck
@@ -79,7 +80,7 @@ def run_study(
         start_forkserver()
     plan.prepared.notes += look_at_model(plan)
     check_calibration(plan)
-    with folder_lock(folder), Interruption(in_job=in_job(os.environ)) as interruption:
+    with using(study.launcher), folder_lock(folder), Interruption(in_job=in_job(os.environ)) as interruption:
         keep_study(folder, study)
         with Store(folder) as store:
             study_run = StudyRun(plan, store, reporter, interruption, fail_fast=fail_fast, only_failed=only_failed)
@@ -256,7 +257,7 @@ class StudyRun:
             failed_before = len(self.tally.failed)
             logs = self.folder / "logs" / datetime.now(UTC).strftime("%Y%m%dT%H%M%S%f")
             try:
-                Launcher(
+                RealRuns(
                     self.plan.prepared.folders,
                     ranks=max(run.workers for run in runs),
                     work_dir=logs,

@@ -9,13 +9,14 @@ from dataclasses import replace
 from pathlib import Path
 
 from scalebench.comm import engines
+from scalebench.comm.launchers.choice import using
 from scalebench.data.dataset import open_dataset
 from scalebench.errors import RunError, StudyError
 from scalebench.launch.engine_choice import check_provided
 from scalebench.launch.machine import machine_for
 from scalebench.launch.model_check import look_at_model
-from scalebench.launch.mpirun import Launcher
 from scalebench.launch.planning import StudyPlan
+from scalebench.launch.real_runs import RealRuns
 from scalebench.launch.sweep import is_oversubscribed
 from scalebench.launch.traffic import schedules_of
 from scalebench.pricing.recording import meta_model
@@ -83,14 +84,16 @@ def _only_run(plan: StudyPlan) -> Run:
 
 def _execute(run: Run, plan: StudyPlan, folder: Path) -> Outcome:
     outcomes: list[Outcome] = []
-    Launcher(
+    runs = RealRuns(
         plan.prepared.folders,
         ranks=run.workers,
         work_dir=folder / "logs",
         on_start=lambda run: None,
         on_outcome=lambda run, outcome: outcomes.append(outcome),
         log=lambda text: None,
-    ).launch([run])
+    )
+    with using(plan.study.launcher):
+        runs.launch([run])
     return outcomes[0]
 
 

@@ -155,8 +155,8 @@ _FOREVER = timedelta(days=365)  # a run's limit is the launching command's to ke
 _LOOK_S = 0.05
 
 
-def meet(folder: Path, heart: Heartbeat, rank: int, size: int) -> StoreGroup:
-    """Connect the `size` ranks of a launch, whose files lie in `folder`.
+def meet(folder: Path, heart: Heartbeat, rank: int, size: int, *, one_node: bool = False) -> StoreGroup:
+    """Connect the `size` ranks of a launch, whose files lie in `folder`; `one_node`: all are known to be on one.
 
     Raises:
         EngineError: no address of rank 0's host can be reached from here, or rank 0 cannot listen at MASTER_PORT.
@@ -165,7 +165,7 @@ def meet(folder: Path, heart: Heartbeat, rank: int, size: int) -> StoreGroup:
     heart.wait_for(0 if rank else None)
     path = folder / FILE
     if rank == 0:
-        address = listening_address(one_node=os.environ.get("SLURM_STEP_NUM_NODES") == "1")
+        address = listening_address(one_node=one_node)
         try:
             store = _listen(address, port, _FOREVER)
         except OSError as error:

@@ -75,7 +75,7 @@ class StoreGroup:
         return StoreGroup(self._store, self._secret, members, self._members[self.rank], self._place(f"{color}"))
 
     def Abort(self, errorcode: int) -> None:  # noqa: N802
-        """End this process; srun then ends the others."""
+        """End this process; the launcher then ends the others."""
         time.sleep(_ABORT_DELAY_S)
         os._exit(errorcode)
 

@@ -1,4 +1,4 @@
-"""The cause that ended a launch: from the error files of ranks, the messages of mpirun, and the heartbeats."""
+"""The cause that ended a launch: from the error files of ranks, the messages of the launcher, and the heartbeats."""
 
 from __future__ import annotations
 
@@ -16,12 +16,11 @@ from dataclasses import dataclass, replace
 from itertools import dropwhile, takewhile
 from pathlib import Path
 
+from scalebench.comm.launchers.base import Launcher
+from scalebench.comm.launchers.choice import named
 from scalebench.native.heartbeat import Beat, Phase, is_stopped, read_heartbeats
 from scalebench.native.job import REFUSED, Death
 
-_SIGNALLED = re.compile(r"process rank (\d+) with PID \d+ on node \S+ exited on signal (\d+)")
-_TASK = re.compile(r"^srun: error: \S+: tasks? (\d+)[\d,-]*: (Exited|[A-Z][a-z ]+)", re.MULTILINE)
-_IMPROPER = re.compile(r"process rank (\d+) with PID \d+ on node \S+ exiting improperly")
 _LOST = re.compile(r"daemon.*?(?:Remote host:|Remote daemon:.*? on node|daemon on node) (\S+)")
 _HUNG_UP = re.compile(r"Local host: (\S+) Local PID: \d+ Peer host: (\S+)")
 _EXCEPTION = re.compile(r"^[\w.]*(Error|Exception)\b")
@@ -47,9 +46,9 @@ def cause_of_death(
 ) -> Death:
     """Find the failure that ended the launch whose files are in `folder`; `hosts` are those of its ranks, if several.
 
-    `workers` are those of the run under way: ranks after them are servers. mpirun names the process that ended first: a
-    rank that died without an error file precedes the errors of others, which report broken connections. Ranks wait
-    before they abort, so that mpirun notices it (`processes`).
+    `workers` are those of the run under way: ranks after them are servers. The launcher names the process that ended
+    first: a rank that died without an error file precedes the errors of others, which report broken connections. Ranks
+    wait before they abort, so that it notices (`processes`).
     """
     reported = Death.reported(folder)
     # mpirun writes of its daemons to its standard output.
@@ -60,7 +59,8 @@ def cause_of_death(
     if reported is not None and reported.status == REFUSED:
         return reported
     ranks = _Names(hosts, workers)
-    if error := _told_by_launcher(f"{output}\n{more}", ranks, -1 if reported is None else reported.rank):
+    starter = named(launcher)
+    if error := _told_by(starter, f"{output}\n{more}", ranks, -1 if reported is None else reported.rank):
         return Death("failed", error, reported.run_id if reported is not None else "")
     if reported is not None:
         return replace(reported, error=f"{ranks.named(reported.rank)}: {reported.error}")
@@ -73,13 +73,14 @@ def cause_of_death(
         error = "the ranks exited before reporting"
     elif returncode < 0:
         error = f"{launcher} {_ended_by(-returncode)}"
-    elif launcher == "mpirun" and len(set(hosts)) > 1 and returncode - 128 in set(signal.Signals):
+    elif starter.has_daemons and len(set(hosts)) > 1 and returncode - 128 in set(signal.Signals):
         where = ", ".join(sorted(set(hosts)))
         ended = _ended_by(returncode - 128)
-        error = f"a daemon of mpirun {ended} on one of {where}: check these hosts, their memory and network"
-    elif launcher == "mpirun" and returncode == 1 and telling_line(f"{output}\n{more}") == _SILENCE:
+        error = f"a daemon of {launcher} {ended} on one of {where}: check these hosts, their memory and network"
+    elif returncode == starter.silent_code and telling_line(f"{output}\n{more}") == _SILENCE:
         # It names every other end, of itself and of ranks.
-        error = f"mpirun {_ended_by(signal.SIGTERM)}, or by 2 or 1, of which it says as little (exit code 1)"
+        ended = _ended_by(signal.SIGTERM)
+        error = f"{launcher} {ended}, or by 2 or 1, of which it says as little (exit code {returncode})"
     else:
         error = f"{launcher} exited with code {returncode}: {telling_line(output)}; see {folder / 'stderr.txt'}"
     return Death("failed", error)
@@ -116,17 +117,16 @@ def _not_writable(folder: Path) -> str:
     return ""
 
 
-def _told_by_launcher(output: str, ranks: _Names, speaker: int) -> str:
-    """The end of the process that mpirun or srun names first, unless it is the `speaker`; empty without one."""
-    flat = " ".join(output.split())
-    if (task := _TASK.search(output)) and int(task[1]) != speaker:
-        number = next((each.value for each in signal.Signals if signal.strsignal(each) == task[2].strip()), None)
-        return f"{ranks.named(int(task[1]))} {_ended_by(number) if number else 'exited before reporting'}"
-    if (match := _SIGNALLED.search(flat)) and int(match[1]) != speaker:
-        return f"{ranks.named(int(match[1]))} {_ended_by(int(match[2]))}"
-    if (match := _IMPROPER.search(flat)) and int(match[1]) != speaker:
-        return f"{ranks.named(int(match[1]))} exited before reporting"
-    if lost := lost_daemon(flat):
+def _told_by(launcher: Launcher, output: str, ranks: _Names, speaker: int) -> str:
+    """The end of the process that `launcher` names first, unless it is the `speaker`; empty without one."""
+    for end in launcher.reported_ends(output):
+        if end.rank == speaker:
+            continue
+        if end.signal is not None:
+            return f"{ranks.named(end.rank)} {_ended_by(end.signal)}"
+        exception = exception_in(output)
+        return f"{ranks.named(end.rank)} exited before reporting{f': {exception}' if exception else ''}"
+    if lost := lost_daemon(output):
         there = ranks.on(lost, " with {}")
         return f"mpirun lost its daemon on {lost}{there}: check that host, its memory and its network"
     return ""
@@ -143,11 +143,20 @@ def _ended_by(number: int) -> str:
     return f"was ended by signal {number} ({signal.strsignal(number)}{memory})"
 
 
+def exception_in(text: str) -> str:
+    """Return the first line of a failed program's output that names an exception; empty if none does."""
+    return next((line for line in _lines(text) if _EXCEPTION.match(line)), "")
+
+
+def _lines(text: str) -> list[str]:
+    return [_RANK.sub("", line).strip() for line in text.splitlines()]
+
+
 def telling_line(text: str) -> str:
     """The most informative part of a failed program's output: the line of an exception, else the first paragraph."""
-    lines = [_RANK.sub("", line).strip() for line in text.splitlines()]
-    if exception := next((line for line in lines if _EXCEPTION.match(line)), ""):
+    if exception := exception_in(text):
         return exception
+    lines = _lines(text)
     paragraph = takewhile(lambda line: not _NOISE.match(line), dropwhile(_NOISE.match, lines))
     text = " ".join(paragraph).rstrip(":")
     return textwrap.shorten(text, _MOST_TOLD, placeholder=" ...") or _SILENCE

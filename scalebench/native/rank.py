@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, cast
 
 import torch
 
+from scalebench.comm.launchers.choice import named
 from scalebench.comm.mpi_match import apart
 from scalebench.errors import RunError, in_one_line
 from scalebench.native.connection import meet
@@ -44,12 +45,19 @@ def main(path: Path) -> None:
     """Take part in every run of the job; a failure ends the launch, and the launcher starts the rest again."""
     end_with_launcher()
     job = Job.load(path)
+    launcher = named(job.launcher)
     if not job.rendezvous:
         from mpi4py import MPI
 
         world = MPI.COMM_WORLD
         if world.size != job.ranks:
-            error = apart(job.ranks, world.size, job.launcher, MPI.Get_library_version())
+            error = apart(
+                job.ranks,
+                world.size,
+                launcher.name,
+                MPI.Get_library_version(),
+                without_mpi=launcher.without_mpi,
+            )
             try:
                 Death(REFUSED, error, rank=world.rank).save(job.folder)
             finally:
@@ -60,12 +68,12 @@ def main(path: Path) -> None:
         contact(world, heart)
         _serve(job, world, heart)
         return
-    rank = int(os.environ["SLURM_PROCID"])  # Slurm's number
+    rank = launcher.rank()
     heart = Heartbeat(job.heartbeats, rank)
     heart.watch()
     _finish_importing()
     try:
-        group = meet(job.folder, heart, rank, job.ranks)
+        group = meet(job.folder, heart, rank, job.ranks, one_node=launcher.is_on_one_node())
     except Exception as error:  # no route, a port in use
         Death("failed", in_one_line(error), rank=rank).save(job.folder)
         raise
@@ -121,7 +129,7 @@ class RankLoop:
         here = [pid for node, pid, _ in ranks if node == platform.node()]
         self._nap = _NAP * max(1.0, len(here) / len(os.sched_getaffinity(0)) / 8)
         self._family = (os.getppid(), *here)  # the launch's processes on this node
-        if job.launcher == "srun" and _share_cores([(node, cores) for node, _, cores in ranks]):
+        if not named(job.launcher).binds_surely and _share_cores([(node, cores) for node, _, cores in ranks]):
             self.job = job.model_copy(update={"binding": "none"})
 
     def serve(self) -> None:

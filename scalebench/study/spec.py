@@ -25,6 +25,7 @@ from scalebench.study.validation import StrictModel
 Execution = Literal["native", "paced", "virtual", "modelled"]
 SIMULATED = ("virtual", "modelled")  # executions whose time is a price
 Engine = Literal["mpi", "horovod", "gloo", "nccl", "tasks"]
+Launcher = Literal["auto", "local", "mpirun", "srun", "torchrun", "horovodrun"]
 _LR_DECAY = 0.1
 _LARGEST_LR = 1e38  # float32 and bfloat16 end at 3.4e38
 DEFAULT_TARGET = 0.9  # accuracy of the default study; serial reaches it after the first epoch
@@ -222,6 +223,9 @@ class Study(Training):
     seed: int = Field(0, ge=0, le=MOST_SEED)
     execution: Literal["auto", "native", "paced", "virtual", "modelled"] = "auto"
     engine: Engine | Literal["auto"] = "auto"
+    launcher: Launcher = Field(
+        "auto", description="program that starts real ranks, unless --launcher names one; auto: by the allocation"
+    )
     calibration: Path | None = Field(None, description="a calibration.json to charge virtual runs by")
     calibration_budget_s: PositiveFloat = Field(30.0, description="seconds that measuring steps and engines may take")
     require_quiet: bool = Field(False, description="refuse virtual times from what was measured beside busy programs")

@@ -192,7 +192,7 @@ def test_horovod_with_bfloat16_is_refused(refused, monkeypatch, execution):
 
 
 def test_missing_mpirun_refuses_native_but_not_auto(refused, scalebench, monkeypatch):
-    monkeypatch.setattr("scalebench.comm.engines.find_mpirun", lambda: None)
+    monkeypatch.setattr("scalebench.comm.launchers.mpirun.find", lambda: None)
     line = refused("--execution", "native", "--dataset", "wine", "--strategy", "allreduce")
     assert "no mpirun" in line
     assert "pip install" in line

@@ -5,6 +5,7 @@ import pytest
 
 from scalebench.comm import engines
 from scalebench.comm.base import Capability
+from scalebench.comm.launchers import mpirun
 from scalebench.errors import EngineError
 
 
@@ -39,7 +40,7 @@ def test_gpus_follow_cuda_visible_devices(monkeypatch, given, count):
 
 
 def test_missing_engine_names_the_command_that_adds_it(monkeypatch):
-    monkeypatch.setattr(engines, "find_mpirun", lambda: None)
+    monkeypatch.setattr(mpirun, "find", lambda: None)
     with pytest.raises(EngineError, match=r'engine mpi .*no mpirun.*pip install "scalebench\[mpi\]"'):
         engines.require("mpi")
 

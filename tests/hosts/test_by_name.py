@@ -14,7 +14,7 @@ from tests.hosts.studies import SCALEBENCH, beats, errors_in, finished, is_train
 
 PIPES = {"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
 IMPATIENT = """
-import scalebench.launch.mpirun as mpirun
+import scalebench.launch.real_runs as mpirun
 from scalebench.cli.main import main
 mpirun._BARREN_LAUNCHES = 1
 main()

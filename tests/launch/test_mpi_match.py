@@ -10,10 +10,11 @@ import pytest
 
 from scalebench.cluster.load import load_cluster
 from scalebench.comm import engines
+from scalebench.comm.launchers import mpirun
 from scalebench.comm.mpi_match import mismatch
 from scalebench.errors import EngineError
-from scalebench.launch.mpirun import Launcher
 from scalebench.launch.planning import prepare_study
+from scalebench.launch.real_runs import RealRuns
 from scalebench.launch.sweep import expand
 from scalebench.study.spec import Study
 from tests.conftest import needs_mpi
@@ -40,7 +41,7 @@ def alone(tmp_path, monkeypatch):
         path = tmp_path / "mpirun"
         path.write_text(ALONE.format(python=sys.executable, version=version))
         path.chmod(0o755)
-        monkeypatch.setattr(engines, "find_mpirun", lambda: path)
+        monkeypatch.setattr(mpirun, "find", lambda: path)
         return path
 
     return make
@@ -65,7 +66,7 @@ def test_ranks_that_are_alone_although_versions_agree_end_the_launch(alone, tmp_
     runs = expand(study, load_cluster("this-machine")).runs
     folders = prepare_study(study, runs).folders
     with pytest.raises(EngineError, match=r"mpirun started 2 ranks, and each of them is alone.*--no-binary mpi4py"):
-        Launcher(folders, ranks=2, work_dir=tmp_path / "work", on_start=print, on_outcome=print, log=print).launch(runs)
+        RealRuns(folders, ranks=2, work_dir=tmp_path / "work", on_start=print, on_outcome=print, log=print).launch(runs)
 
 
 @needs_mpi

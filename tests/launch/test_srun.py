@@ -7,6 +7,9 @@ import os
 import pytest
 
 from scalebench.comm import engines, slurm
+from scalebench.comm.launchers import mpirun
+from scalebench.comm.launchers.choice import chosen
+from scalebench.comm.launchers.srun import Srun
 from scalebench.errors import EngineError
 from scalebench.launch import processes
 from scalebench.launch.hosts import Allocation, Host
@@ -70,14 +73,16 @@ def test_srun_starts_ranks_in_a_job_alone(job, monkeypatch):
 
 def test_auto_takes_srun_where_a_job_has_no_mpirun(job, monkeypatch):
     monkeypatch.setenv("SCALEBENCH_LAUNCHER", "auto")
-    assert engines.launcher() == "mpirun"
-    monkeypatch.setattr(engines, "find_mpirun", lambda: None)
-    assert engines.launcher() == "srun"
+    assert chosen().name == "mpirun"
+    monkeypatch.setattr(mpirun, "find", lambda: None)
+    assert chosen().name == "srun"
     monkeypatch.delenv("SLURM_JOB_ID")
-    assert engines.launcher() == "mpirun"
+    assert chosen().name == "local"
     monkeypatch.setenv("SCALEBENCH_LAUNCHER", "slurm")
-    with pytest.raises(EngineError, match="unknown launcher 'slurm'; known: auto, mpirun, srun"):
-        engines.launcher()
+    with pytest.raises(
+        EngineError, match=r"unknown launcher 'slurm'; known: auto, horovodrun, local, mpirun, srun, torchrun"
+    ):
+        chosen()
 
 
 def test_slots_are_the_tasks_of_each_node(monkeypatch):
@@ -94,7 +99,7 @@ def test_gpus_of_a_task_are_a_number_with_or_without_a_type(monkeypatch):
 
 
 def test_what_the_batch_script_asked_for_does_not_contradict_the_command():
-    assert slurm.environment({"SLURM_CPUS_PER_TASK": "4", "SLURM_JOB_ID": "7", "SLURM_CPU_BIND_TYPE": "x"}) == {
+    assert Srun().environment({"SLURM_CPUS_PER_TASK": "4", "SLURM_JOB_ID": "7", "SLURM_CPU_BIND_TYPE": "x"}) == {
         "SLURM_JOB_ID": "7"
     }
 
@@ -138,6 +143,6 @@ def test_few_ranks_of_a_large_allocation_lie_on_all_its_nodes(job, nodes, monkey
     assert words(launch_command(8, on=few)[0], "nodelist") == ["n0,n0,n0,n0,n1,n1,n1,n1"]
     assert Allocation(tuple(Host(f"n{i}", 64, 2, 2) for i in range(3))).with_at_most(4).slots == 6
     monkeypatch.setenv("SCALEBENCH_LAUNCHER", "mpirun")
-    monkeypatch.setattr(engines, "find_mpirun", lambda: "mpirun")
+    monkeypatch.setattr(mpirun, "find", lambda: "mpirun")
     command, _ = launch_command(8, on=few)
     assert command[command.index("--map-by") + 1] == "ppr:4:node:OVERSUBSCRIBE"

@@ -13,6 +13,7 @@ import pytest
 from scalebench.analysis.methodology import check
 from scalebench.cli.main import main
 from scalebench.comm import engines
+from scalebench.comm.launchers import mpirun
 from scalebench.records.provenance import describe_node, host_hash
 
 PYTHON = """\
@@ -32,7 +33,7 @@ def nodes(tmp_path, monkeypatch):
     python.parent.mkdir()
     python.write_text(PYTHON.format(python=sys.executable))
     python.chmod(0o755)
-    (tmp_path / "bin" / "mpirun").symlink_to(engines.find_mpirun())
+    (tmp_path / "bin" / "mpirun").symlink_to(mpirun.find())
     monkeypatch.setattr(sys, "executable", str(python))
     monkeypatch.chdir(tmp_path)
 

@@ -5,7 +5,7 @@ import pytest
 
 from scalebench.comm import engines
 from scalebench.data.catalog import prepare
-from scalebench.launch.mpirun import Launcher
+from scalebench.launch.real_runs import RealRuns
 from scalebench.study.spec import Component, Run
 
 STRATEGIES = {
@@ -56,7 +56,7 @@ def launched(tmp_path_factory):
     ]
     runs += [make_run(engine, PACED[engine], 2, execution="paced", device_step_time=STEP_S) for engine in here]
     outcomes, messages = {}, []
-    Launcher(
+    RealRuns(
         {workers: prepare(runs[0], workers) for workers in COUNTS},
         ranks=4,
         work_dir=folder / "work",

@@ -10,7 +10,7 @@ from scalebench.comm.engines import available
 from scalebench.data.catalog import prepare
 from scalebench.data.dataset import open_dataset
 from scalebench.data.plan import BatchPlan
-from scalebench.launch.mpirun import Launcher
+from scalebench.launch.real_runs import RealRuns
 from scalebench.launch.sweep import expand
 from scalebench.pricing.machine import Machine
 from scalebench.pricing.step_times import stated_table
@@ -41,7 +41,7 @@ def paced(tmp_path_factory):
     if reason := available("mpi"):
         pytest.skip(reason)
     said, outcomes = study("paced"), {}
-    Launcher({WORKERS: prepare(said, WORKERS)}, ranks=WORKERS,
+    RealRuns({WORKERS: prepare(said, WORKERS)}, ranks=WORKERS,
         work_dir=tmp_path_factory.mktemp("paced"), on_start=lambda run: None, log=lambda message: None,
         on_outcome=lambda run, outcome: outcomes.update({run.strategy.name: outcome}),
     ).launch(expand(said, load_cluster("this-machine")).runs)  # fmt: skip

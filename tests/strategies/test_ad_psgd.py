@@ -15,7 +15,7 @@ from scalebench.data.catalog import prepare
 from scalebench.data.dataset import open_dataset
 from scalebench.data.plan import BatchPlan
 from scalebench.errors import DataError, StudyError
-from scalebench.launch.mpirun import Launcher
+from scalebench.launch.real_runs import RealRuns
 from scalebench.records.rows import rows_of
 from scalebench.strategies import registry
 from scalebench.strategies.ad_psgd import AdPsgd, neighbours_of
@@ -234,7 +234,7 @@ def test_real_ranks_train_without_a_server(tmp_path, machine, recorded):
     if reason := engines.available("mpi"):
         pytest.skip(reason)
     runs, outcomes = [real_run(*case) for case in REAL], {}
-    Launcher(
+    RealRuns(
         {workers: prepare(runs[0], workers) for workers in (2, 4)},
         ranks=4,
         work_dir=tmp_path / "work",

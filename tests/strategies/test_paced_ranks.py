@@ -13,7 +13,7 @@ from scalebench.comm import engines
 from scalebench.data.catalog import prepare
 from scalebench.data.dataset import open_dataset
 from scalebench.launch.engine_choice import describe_strategies
-from scalebench.launch.mpirun import Launcher
+from scalebench.launch.real_runs import RealRuns
 from scalebench.strategies import registry
 from scalebench.study.heterogeneity import VirtualOptions
 from scalebench.study.spec import Component, Run
@@ -83,7 +83,7 @@ def launched(tmp_path_factory):
         if engine not in known:
             folder, outcomes = tmp_path_factory.mktemp(engine), {}
             runs = [make_run(name, engine, how) for name, on in PLACES if on == engine for how in EXECUTIONS]
-            Launcher(
+            RealRuns(
                 {workers: prepare(runs[0], workers) for workers in (1, 2)},
                 ranks=3 if engine == "mpi" else 2,  # the third is a server's
                 work_dir=folder / "work",

@@ -13,7 +13,7 @@ import pytest
 from scalebench.comm import engines
 from scalebench.data.catalog import prepare
 from scalebench.data.dataset import open_dataset
-from scalebench.launch.mpirun import Launcher
+from scalebench.launch.real_runs import RealRuns
 from scalebench.records.rows import rows_of
 from scalebench.study.spec import Component, Run
 from scalebench.virtual.engine import simulate
@@ -113,7 +113,7 @@ def outcomes_of(runs, folder):
     if reason := engines.available("mpi"):
         pytest.skip(reason)
     outcomes = {}
-    Launcher(
+    RealRuns(
         {workers: prepare(runs[0], workers) for workers in {run.workers for run in runs}},
         ranks=max(run.workers for run in runs),
         work_dir=folder / "work",

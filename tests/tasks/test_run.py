@@ -13,7 +13,7 @@ import pytest
 
 from scalebench.data.catalog import prepare
 from scalebench.data.dataset import open_dataset
-from scalebench.launch.mpirun import Launcher
+from scalebench.launch.real_runs import RealRuns
 from scalebench.tasks.run import TaskRuns, _Tasks
 from scalebench.virtual import engine
 from scalebench.virtual.arithmetic import Choice
@@ -85,7 +85,7 @@ def test_weights_are_those_of_mpi_bit_for_bit(executed, tmp_path):
     run = task_run()
     mpi = run.model_copy(update={"engine": "mpi"})
     outcomes = []
-    Launcher(
+    RealRuns(
         {2: prepare(run, 2)},
         ranks=2,
         work_dir=tmp_path / "work",

@@ -7,7 +7,7 @@ import time
 
 import torch
 
-RANK = int(os.environ.get("OMPI_COMM_WORLD_RANK", "0"))
+RANK = int(os.environ.get("OMPI_COMM_WORLD_RANK") or os.environ.get("RANK", "0"))
 
 
 class Faulty(torch.nn.Module):

@@ -16,10 +16,11 @@ import psutil
 import pytest
 
 from scalebench.comm import engines
+from scalebench.comm.launchers import mpirun
 from scalebench.data.catalog import prepare
 from scalebench.errors import EngineError
-from scalebench.launch.mpirun import Launcher, warm_ups
 from scalebench.launch.processes import environment, launch_command
+from scalebench.launch.real_runs import RealRuns, warm_ups
 from scalebench.launch.sweep import is_oversubscribed
 from scalebench.native.heartbeat import Phase, read_heartbeats
 from scalebench.study.spec import Component, Run
@@ -56,7 +57,7 @@ class Recorder:
     def __init__(self, runs, tmp_path, ranks=2, **options):
         self.started, self.outcomes, self.messages, self.folder = [], {}, [], tmp_path
         folders = {workers: prepare(runs[0], workers) for workers in {run.workers for run in runs}}
-        Launcher(
+        RealRuns(
             folders,
             ranks=ranks,
             work_dir=tmp_path / "work",
@@ -140,7 +141,7 @@ def test_silent_run_is_ended_and_one_that_computes_goes_on(tmp_path):
 
 @needs_mpi
 def test_processes_that_do_not_end_after_the_last_run_are_killed(tmp_path, monkeypatch):
-    monkeypatch.setattr("scalebench.launch.mpirun._ENDING_LIMIT_S", 3.0)
+    monkeypatch.setattr("scalebench.launch.real_runs._ENDING_LIMIT_S", 3.0)
     found = Recorder([faulty("threaded", "thread")], tmp_path)
     assert found.outcomes["threaded"].status == "completed"
     (message,) = found.messages
@@ -157,7 +158,7 @@ def test_processes_that_do_not_end_after_the_last_run_are_killed(tmp_path, monke
 )
 def test_killed_mpirun_is_named_and_a_stopped_one_is_killed(tmp_path, monkeypatch, signum):
     """A stopped mpirun passes nothing on, and the run is made; only its end never comes."""
-    monkeypatch.setattr("scalebench.launch.mpirun._ENDING_LIMIT_S", 3.0)
+    monkeypatch.setattr("scalebench.launch.real_runs._ENDING_LIMIT_S", 3.0)
 
     class Struck(Recorder):
         def started_one(self, run):
@@ -344,13 +345,13 @@ def test_launch_that_never_begins_is_tried_twice(tmp_path, monkeypatch):
     assert [outcome.status for outcome in recorder.outcomes.values()] == ["failed", "failed"]
     for outcome in recorder.outcomes.values():
         assert outcome.error.startswith(
-            "the launch failed before its runs: mpirun exited with code 1: ImportError: a shad"
+            "the launch failed before its runs: rank 0 exited before reporting: ImportError: a shadow"
         )
     assert len(list((tmp_path / "work").iterdir())) == 2
 
 
 def test_missing_mpirun_names_the_command_that_adds_it(tmp_path, monkeypatch):
-    monkeypatch.setattr(engines, "find_mpirun", lambda: None)
+    monkeypatch.setattr(mpirun, "find", lambda: None)
     with pytest.raises(EngineError, match=r'no mpirun .* pip install "scalebench\[mpi\]"'):
         Recorder([make_run("one")], tmp_path)
     with pytest.raises(EngineError, match=r'no mpirun .* pip install "scalebench\[mpi\]"'):
@@ -386,7 +387,7 @@ def test_no_process_is_left_after_an_interrupted_or_killed_launcher(tmp_path, se
     program.write_text(
         f"import signal, sys; sys.path.insert(0, {str(Path(__file__).parents[2])!r})\n"
         "from pathlib import Path\n"
-        "from tests.launch.test_mpirun import Recorder, faulty\n"
+        "from tests.launch.test_real_runs import Recorder, faulty\n"
         "signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background jobs ignore it\n"
         f"Recorder([faulty('hung', 'hang')], Path({str(tmp_path)!r}))\n"
     )

@@ -1,4 +1,4 @@
-"""Starts real processes through mpirun and stays with them: one launch serves a whole sweep.
+"""Starts real processes through a launcher and stays with them: one launch serves a whole sweep.
 
 A run that exceeds its limit, or whose rank dies, ends its launch; it is recorded with rank and cause and the rest is
 launched again. Nothing is left behind, whatever ends this process.
@@ -17,6 +17,7 @@ from itertools import count
 from pathlib import Path
 
 from scalebench.comm import engines
+from scalebench.comm.launchers.choice import chosen
 from scalebench.errors import EngineError
 from scalebench.launch.hosts import reachable, require_seen, require_there
 from scalebench.launch.processes import environment, launch_command, stop
@@ -36,7 +37,7 @@ PATIENCE_S = 60.0  # without a sign of life of any worker
 
 
 @dataclass(frozen=True)
-class Launcher:
+class RealRuns:
     """Starts real runs in launches of `ranks` processes, and passes on when each began and how it ended.
 
     `folders` are the prepared data sets by worker count; logs of the processes stay in `work_dir`. Once `stopping`,
@@ -168,17 +169,17 @@ def _new_folder(work_dir: Path) -> Path:
 
 
 class _Launch:
-    """One mpirun and the runs it serves."""
+    """One launch and the runs it serves."""
 
-    def __init__(self, launcher: Launcher, part: _LaunchPart, runs: Sequence[Run]) -> None:
+    def __init__(self, owner: RealRuns, part: _LaunchPart, runs: Sequence[Run]) -> None:
         self.left = {run.run_id: run for run in runs}  # without an outcome, in their order
         self.cold: set[str] = set()  # warm-up runs that failed
         self.achieved = False  # whether a run was started, or brought to an end
         self.cause = ""
-        self._launcher, self._part, self._ranks, self._settings = launcher, part, part.ranks, part.settings
-        self._more = launcher.more
-        self._folder = _new_folder(launcher.work_dir)
-        self._startup_limit_s = launcher.startup_limit_s or 120.0 + 5.0 * launcher.ranks
+        self._owner, self._part, self._ranks, self._settings = owner, part, part.ranks, part.settings
+        self._more = owner.more
+        self._folder = _new_folder(owner.work_dir)
+        self._startup_limit_s = owner.startup_limit_s or 120.0 + 5.0 * owner.ranks
         self._last: Run | None = None  # the run that was under way at the request to stop
         self._under_way: Run | None = None
         self._since = 0.0  # when the run under way, or the waiting for one, began
@@ -192,13 +193,13 @@ class _Launch:
         command, binding = launch_command(self._ranks, threads, progress, bind=bind, mpi=mpi, settings=self._settings)
         job = Job(
             runs=runs,
-            datasets=dict(self._launcher.folders),
+            datasets=dict(self._owner.folders),
             stays_open=self._more is not None,
             folder=self._folder,
-            weights=self._launcher.weights_folder,
+            weights=self._owner.weights_folder,
             settings=self._settings,
             ranks=self._ranks,
-            launcher=engines.launcher(),
+            launcher=chosen().name,
             rendezvous=not mpi,
             binding=binding,
             host=host_hash(),
@@ -237,11 +238,11 @@ class _Launch:
     ) -> Death | None:
         """Pass on the events of the ranks until they end or have to be ended; None after a request to stop."""
         self._since = time.monotonic()
-        patience_s = self._launcher.patience_s
+        patience_s = self._owner.patience_s
         watched: Run | None = None
         while process.poll() is None:
             self._hear(events)
-            if self._launcher.stopping():
+            if self._owner.stopping():
                 self._last = self._last or self._under_way
                 if self._under_way is None or self._under_way is not self._last:
                     return None
@@ -257,9 +258,9 @@ class _Launch:
             elapsed = time.monotonic() - self._since
             if not self.left and self._more is None:
                 if elapsed > _ENDING_LIMIT_S:
-                    why = pulse.not_ended(engines.launcher(), process.pid)
+                    why = pulse.not_ended(chosen().name, process.pid)
                     ending = f"the processes had not ended {elapsed:.0f} s after their last run: {why}"
-                    self._launcher.log(f"{ending}; they are killed")
+                    self._owner.log(f"{ending}; they are killed")
                     return Death("failed", ending)
                 time.sleep(_POLL_S)
                 continue
@@ -274,7 +275,7 @@ class _Launch:
             if silent_s > patience_s:
                 who = pulse.silent(run.workers, server_ranks(run)) if run is not None else pulse.silent(self._ranks)
                 if is_stopped(process.pid):  # ranks ask it where the others are
-                    who = f"{engines.launcher()} is stopped; {who}"
+                    who = f"{chosen().name} is stopped; {who}"
                 error = f"no worker showed a sign of life for {silent_s:.0f} s (patience): {who}"
                 return Death("failed", error, run.run_id if run is not None else "")
             if run is not None and elapsed > run.time_limit_s:
@@ -285,11 +286,11 @@ class _Launch:
                 return Death("failed", f"no run began within {self._startup_limit_s:g} s; {stopped}")
             time.sleep(_POLL_S)
         # A scheduler tells the ranks too, or them alone: whatever they died of then, no run is to blame.
-        if self._launcher.stopping() or self._launcher.job_is_ending():
+        if self._owner.stopping() or self._owner.job_is_ending():
             self._hear(events)
             return None
         workers = self._under_way.workers if self._under_way is not None else None
-        return cause_of_death(self._folder, process.returncode, pulse.hosts, engines.launcher(), workers)
+        return cause_of_death(self._folder, process.returncode, pulse.hosts, chosen().name, workers)
 
     def _is_deleted(self) -> bool:
         return not all((self._folder / name).exists() for name in (HEARTBEATS, "stdout.txt", "stderr.txt"))
@@ -321,7 +322,7 @@ class _Launch:
                 self._end(run, Outcome.from_json(event["outcome"]))
             else:
                 self._under_way = run
-                self._launcher.on_start(run)
+                self._owner.on_start(run)
 
     def _record(self, death: Death) -> None:
         """Blame the run under way, or the one in which a rank failed before rank 0 could say that it began."""
@@ -338,6 +339,6 @@ class _Launch:
             self.cold.add(run.run_id)
         if nodes := Nodes.of_launch(self._folder):
             outcome.add_facts(machines=nodes.of(run.workers + server_ranks(run)))
-        self._launcher.on_outcome(run, outcome)
-        if outcome.status != "completed" and self._launcher.stopping():  # the ranks may have begun the next already
+        self._owner.on_outcome(run, outcome)
+        if outcome.status != "completed" and self._owner.stopping():  # the ranks may have begun the next already
             self._last = self._last or run

@@ -1,0 +1,1 @@
+"""Launchers: the programs that start real ranks, one file each."""

@@ -1,0 +1,92 @@
+"""horovodrun, of Horovod: starts ranks on this host, joined by the MPI whose mpirun it calls.
+
+`python -m scalebench.comm.launchers.horovodrun COMMAND...` ends that mpirun with itself.
+"""
+
+from __future__ import annotations
+
+import os
+import shlex
+import shutil
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
+from pathlib import Path
+
+from scalebench.comm.launchers import mpirun
+from scalebench.comm.launchers.base import Launcher, Placement, ReportedEnd
+from scalebench.comm.mpi_match import mismatch
+from scalebench.errors import EngineError
+
+_ADD = "scalebench install horovod"
+
+
+def find() -> Path | None:
+    """The `horovodrun` that belongs to this interpreter's environment, else the first on PATH."""
+    own = Path(sys.executable).parent / "horovodrun"
+    if os.access(own, os.X_OK):
+        return own
+    found = shutil.which("horovodrun")
+    return Path(found) if found else None
+
+
+class Horovodrun(Launcher):
+    """Starts ranks of every engine as Horovod's users do, with the binding that scalebench asks for."""
+
+    name = "horovodrun"
+    without_mpi = False
+
+    def lacks(self, *, by_mpi: bool, here: bool = True) -> str | None:
+        """Return None if horovodrun is here, and an mpirun that starts the MPI of mpi4py."""
+        path = mpirun.find()
+        if path is None:
+            return mpirun.missing()
+        if find() is None:
+            return f"no horovodrun beside {sys.executable} or on PATH; add it with: {_ADD}, or use --launcher mpirun"
+        return mismatch(path) if by_mpi else None
+
+    def serves(self) -> str:
+        return "all engines, on this host"
+
+    def command(self, placement: Placement) -> list[str]:
+        """Return horovodrun, which hands the binding on to mpirun."""
+        if reason := self.lacks(by_mpi=False):
+            raise EngineError(reason)
+        binding = shlex.join(mpirun.mapping(placement))
+        horovodrun = [str(find()), "--mpi", "-np", str(placement.ranks), f"--binding-args={binding}"]
+        return [sys.executable, "-m", __name__, *horovodrun]
+
+    def environment(self, variables: Mapping[str, str]) -> dict[str, str]:
+        """Return `variables` with the mpirun of mpi4py first on PATH, where horovodrun looks for it."""
+        path = mpirun.find()
+        first = [str(path.parent)] if path is not None else []
+        rest = variables.get("PATH", os.defpath)
+        return {**variables, "PATH": os.pathsep.join([*first, rest])}
+
+    def reported_ends(self, output: str) -> Iterator[ReportedEnd]:
+        return mpirun.reported_ends(output)
+
+
+def run(command: Sequence[str]) -> int:
+    """Run horovodrun and return its exit code; a request to end reaches the mpirun that it starts.
+
+    horovodrun becomes a shell, which a SIGTERM ends without the mpirun that this shell waits for.
+    """
+    import psutil
+
+    process = subprocess.Popen(command)
+
+    def end(signum: int, frame: object) -> None:
+        for each in psutil.Process().children(recursive=True):
+            with suppress(psutil.NoSuchProcess):
+                each.terminate()
+
+    signal.signal(signal.SIGTERM, end)
+    code = process.wait()
+    return code if code >= 0 else 128 - code
+
+
+if __name__ == "__main__":
+    sys.exit(run(sys.argv[1:]))

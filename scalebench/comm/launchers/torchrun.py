@@ -1,0 +1,58 @@
+"""torchrun, of PyTorch: starts ranks on this host, joined by no MPI."""
+
+from __future__ import annotations
+
+import os
+import re
+import sys
+from collections.abc import Iterator
+from importlib.util import find_spec
+
+from scalebench.comm.launchers.base import Launcher, Placement, ReportedEnd
+from scalebench.comm.launchers.local import lacks_mpi
+from scalebench.errors import EngineError
+
+_FAILED = re.compile(r"failed \(exitcode: (-?\d+)\) local_rank: (\d+)")
+_OF_THE_AGENT = ("MASTER_ADDR", "MASTER_PORT")  # where its agent listens: ranks meet elsewhere
+
+
+class Torchrun(Launcher):
+    """Starts ranks by torch's elastic agent, without restarts."""
+
+    name = "torchrun"
+    binds = False
+
+    def lacks(self, *, by_mpi: bool, here: bool = True) -> str | None:
+        """Return None for ranks that no MPI joins, where torch is installed."""
+        if by_mpi:
+            return lacks_mpi(self.name)
+        return None if find_spec("torch") else "torchrun comes with torch, which is not installed: pip install torch"
+
+    def command(self, placement: Placement) -> list[str]:
+        """Return torchrun of this interpreter, for one node and no restart; it binds ranks to no cores."""
+        if placement.by_mpi:
+            raise EngineError(lacks_mpi(self.name))
+        return [
+            sys.executable,
+            "-m",
+            "torch.distributed.run",
+            "--standalone",
+            f"--nproc-per-node={placement.ranks}",
+            "--max-restarts=0",
+            "--no-python",
+        ]
+
+    def rank(self) -> int:
+        """Return the rank; forget where the agent listens, as no rank can listen there too."""
+        for name in _OF_THE_AGENT:
+            os.environ.pop(name, None)
+        return super().rank()
+
+    def serves(self) -> str:
+        return "gloo and nccl, on this host"
+
+    def reported_ends(self, output: str) -> Iterator[ReportedEnd]:
+        """Yield the rank in the first line of the agent that names one: `failed (exitcode: -9) local_rank: 1`."""
+        if failed := _FAILED.search(output):
+            code = int(failed[1])
+            yield ReportedEnd(int(failed[2]), -code if code < 0 else None)

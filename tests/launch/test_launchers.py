@@ -1,0 +1,189 @@
+"""The contract of every launcher that starts ranks here, with real ranks; tests/hosts hold srun's in a cluster."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import get_args
+
+import pytest
+
+from scalebench.cli.doctor import doctor
+from scalebench.comm import engines
+from scalebench.comm.launchers import choice, mpirun
+from scalebench.comm.launchers.choice import NAMES, chosen, named, using
+from scalebench.errors import EngineError
+from scalebench.launch.processes import environment, launch_command
+from scalebench.notebook import run
+from scalebench.study.load import load_study
+from scalebench.study.spec import Study
+from tests.launch.test_real_runs import Recorder, faulty, make_run
+
+PROGRAM = Path(__file__).parent / "programs" / "told.py"
+RANKS = 2
+HERE = [name for name in NAMES if name != "srun"]
+
+
+@pytest.fixture(scope="module", params=HERE)
+def launcher(request):
+    """A launcher that can start ranks here, chosen by its name."""
+    found = named(request.param)
+    if reason := found.lacks(by_mpi=not found.without_mpi):
+        pytest.skip(reason)
+    with using(found.name):
+        yield found
+
+
+@pytest.fixture(scope="module")
+def ended_well(launcher, tmp_path_factory):
+    """The ranks of a launch that ended well."""
+    return started(launcher, tmp_path_factory.mktemp("well"), "well", SCALEBENCH_SAID="to all")
+
+
+@pytest.fixture
+def engine(launcher):
+    """An engine whose ranks the launcher starts."""
+    name = "gloo" if launcher.without_mpi else "mpi"
+    if reason := engines.available(name):
+        pytest.skip(reason)
+    return name
+
+
+def started(launcher, tmp_path, *words, **variables):
+    """Start the ranks of the program; return the process that has ended, and what each rank wrote."""
+    command, binding = launch_command(RANKS, mpi=not launcher.without_mpi)
+    done = subprocess.run(
+        [*command, sys.executable, str(PROGRAM), launcher.name, str(tmp_path), *words],
+        env=environment(1, oversubscribed=binding == "none") | variables,
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    facts = [json.loads(path.read_text()) for path in sorted(tmp_path.glob("rank-*.json"))]
+    return done, binding, facts
+
+
+def test_ranks_know_their_number_their_world_and_their_environment(launcher, ended_well):
+    done, binding, facts = ended_well
+    assert done.returncode == 0, done.stderr
+    assert [(each["rank"], each["size"]) for each in facts] == [(0, RANKS), (1, RANKS)]
+    for each in facts:
+        assert (each["said"], each["threads"]) == ("to all", "1")
+    if binding != "none":
+        assert not set(facts[0]["cpus"]) & set(facts[1]["cpus"])
+
+
+def test_output_of_the_ranks_is_kept(ended_well):
+    done, _, _ = ended_well
+    for rank in range(RANKS):
+        assert f"rank {rank} on standard output" in done.stdout
+        assert f"rank {rank} on standard error" in done.stderr
+
+
+@pytest.mark.parametrize(("how", "signum"), [("killed", int(signal.SIGKILL)), ("exits", None)])
+def test_the_rank_that_ended_first_is_named(launcher, tmp_path, how, signum):
+    done, _, _ = started(launcher, tmp_path, how)
+    assert done.returncode != 0
+    ends = list(launcher.reported_ends(f"{done.stderr}\n{done.stdout}"))
+    assert ends, done.stderr
+    assert (ends[0].rank, ends[0].signal) == (1, signum)
+
+
+def test_an_ended_launcher_leaves_no_rank(launcher, tmp_path):
+    command, _ = launch_command(RANKS, mpi=not launcher.without_mpi)
+    process = subprocess.Popen(
+        [*command, sys.executable, str(PROGRAM), launcher.name, str(tmp_path), "waits"],
+        env=environment(1),
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+        start_new_session=True,
+    )
+    try:
+        until(lambda: len(list(tmp_path.glob("rank-*.json"))) == RANKS)
+        pids = [json.loads(path.read_text())["pid"] for path in tmp_path.glob("rank-*.json")]
+        process.send_signal(signal.SIGTERM)
+        process.wait(60)
+        until(lambda: not any(map(is_running, pids)))
+    finally:
+        if process.poll() is None:
+            os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
+
+
+def test_runs_are_made_and_a_killed_rank_is_named(launcher, engine, tmp_path):
+    """The whole way of a study's real runs: a completed one, and one whose rank dies."""
+    strategy = "ddp" if engine == "gloo" else "allreduce"
+    runs = [
+        make_run("before", engine=engine, strategy=strategy),
+        faulty("killed", "kill", engine=engine, strategy=strategy),
+    ]
+    found = Recorder(runs, tmp_path, ranks=RANKS)
+    assert found.outcomes["before"].status == "completed", found.outcomes["before"].error
+    assert found.outcomes["killed"].status == "failed"
+    assert re.match(r"rank 1 was ended by signal 9 \(Killed", found.outcomes["killed"].error)
+    assert found.outcomes["before"].facts.launcher == launcher.name
+
+
+@pytest.mark.parametrize("name", ["local", "torchrun"])
+def test_launchers_without_an_mpi_refuse_the_engines_that_need_one(name, monkeypatch):
+    monkeypatch.setenv(choice.VARIABLE, name)
+    if mpirun.find() is not None:
+        assert f"{name} starts no ranks of an MPI; use --launcher mpirun" in engines.available("mpi")
+        with pytest.raises(EngineError, match="starts no ranks of an MPI"):
+            launch_command(2)
+    monkeypatch.setattr(mpirun, "find", lambda: None)
+    assert "no mpirun" in engines.available("mpi")
+    assert engines.available("gloo") is None
+
+
+def test_the_launcher_of_a_study_is_used_unless_the_command_names_one(monkeypatch):
+    monkeypatch.delenv(choice.VARIABLE, raising=False)
+    with using("torchrun"):
+        assert chosen().name == "torchrun"
+    assert choice.VARIABLE not in os.environ
+    for stated in ("auto", ""):
+        monkeypatch.setenv(choice.VARIABLE, stated)
+        with using("local"):
+            assert chosen().name == "local"
+        assert os.environ[choice.VARIABLE] == stated
+    monkeypatch.setenv(choice.VARIABLE, "mpirun")
+    with using("local"):
+        assert chosen().name == "mpirun"
+
+
+def test_studies_and_commands_can_name_every_launcher():
+    assert set(get_args(Study.model_fields["launcher"].annotation)) == {choice.AUTO, *NAMES}
+    (option,) = [each for each in doctor.params if each.name == "launcher"]
+    assert set(option.type.choices) == {choice.AUTO, *NAMES}
+
+
+def test_a_study_runs_by_the_launcher_that_it_names(tmp_path, monkeypatch):
+    monkeypatch.delenv(choice.VARIABLE, raising=False)
+    if reason := engines.available("gloo"):
+        pytest.skip(reason)
+    keys = {"name": "started", "dataset": "wine", "strategies": ["ddp"], "workers": [2], "epochs": 1}
+    found = run(keys | {"repetitions": 1, "execution": "native", "launcher": "local"}, output=tmp_path)
+    assert list(found.completed["launcher"]) == ["local"]
+    assert load_study(tmp_path / "started" / "study.yaml", {}, []).launcher == "local"
+    assert choice.VARIABLE not in os.environ
+
+
+def until(holds):
+    deadline = time.monotonic() + 60
+    while not holds():
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+
+
+def is_running(pid):
+    try:
+        return "Z" not in Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+    except OSError:
+        return False
