@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import io
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from scalebench.errors import UsageError
+from scalebench.system.bounded_read import read_bytes
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -62,7 +64,7 @@ class Added:
         import pandas as pd
 
         try:
-            table = pd.read_csv(self.path)
+            table = pd.read_csv(io.BytesIO(read_bytes(self.path)))
         except (OSError, ValueError) as error:
             raise UsageError(f"--add {self.path}: cannot be read as CSV: {error}") from None
         known = [name for name in _COLUMNS if name in table]

@@ -9,6 +9,7 @@ from scalebench.analysis.epochs_to_target import read_law
 from scalebench.cluster.engine_costs import EngineCosts
 from scalebench.cluster.load import load_cluster
 from scalebench.errors import UsageError
+from scalebench.figures.added import Added
 from scalebench.models.layer_files import load_layers
 from scalebench.models.pinning import checksum
 from scalebench.models.registry import check_own
@@ -35,6 +36,7 @@ ZERO = Path("/dev/zero")
         load_kernel_model,
         EngineCosts.load,
         read_csv,
+        lambda path: Added(path, "mine").curve(),
         read_law,
         read_published,
         load_cluster,
