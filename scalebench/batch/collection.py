@@ -26,7 +26,7 @@ from scalebench.records.attempts import Attempts
 from scalebench.records.folder import CALIBRATION, EPOCHS, PROVENANCE, RUNS
 from scalebench.records.lock import folder_lock
 from scalebench.records.schema import EpochRow, RunRow, columns
-from scalebench.system.atomic_write import write_atomic
+from scalebench.system.atomic_write import open_own, write_atomic
 
 _WEIGHTS = "weights"
 _SHOWN = 3  # missing runs of a shard in a message
@@ -188,7 +188,8 @@ def _copy_files(place: Path, folder: Path) -> None:
         if path.is_file() and not target.exists():
             with writing(target, ""):
                 target.parent.mkdir(parents=True, exist_ok=True)
-                shutil.copyfile(path, target)
+                with path.open("rb") as source, open_own(target, "wb") as copy:
+                    shutil.copyfileobj(source, copy)
 
 
 def _completed(folder: Path) -> set[str]:

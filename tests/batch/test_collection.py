@@ -143,6 +143,17 @@ def test_a_cut_off_last_line_is_left_out(study):
     assert collect(RESULTS).runs == 1
 
 
+def test_a_link_in_the_folder_is_not_written_through(study, tmp_path, capsys):
+    make(1)
+    (folder_of(RESULTS, 1) / "calibration.json").write_text("{}")
+    (RESULTS / "calibration.json").symlink_to(tmp_path / "elsewhere.json")
+    assert scalebench("collect", "results/mine") == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert "calibration.json" in line
+    assert "link" in line
+    assert not (tmp_path / "elsewhere.json").exists()
+
+
 def test_copies_that_are_none_and_studies_without_records_are_refused(study):
     with pytest.raises(ResultsError, match="has no records of a shard yet"):
         collect(RESULTS)
