@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 
 from scalebench.cluster.device import Device
 from scalebench.errors import ClusterError, UsageError
+from scalebench.formatting import counted
 from scalebench.models.layers import ELEMENT_BYTES, LayerTable
 from scalebench.pricing.costs import GradientTensor
 from scalebench.pricing.step_times import (
@@ -213,7 +214,8 @@ class Measured(TimeModel):
         if not least <= batch <= most:
             found.append(f"steps measured at {least} to {most} samples")
         if busy not in [table.busy_workers for table in self.tables]:
-            found.append(f"steps not measured beside {busy - 1} busy workers")
+            beside = f"beside {counted(busy - 1, 'busy worker')}" if busy > 1 else "alone"
+            found.append(f"steps not measured {beside}")
         return found
 
     def under(self, workers: int) -> Measured:

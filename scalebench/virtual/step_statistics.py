@@ -9,6 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from scalebench.errors import DisturbedError
+from scalebench.formatting import counted
 from scalebench.pricing.step_times import BatchTimes, StepTable
 from scalebench.system.stopwatch import FEWEST, Typical, typical
 from scalebench.virtual.step_windows import FEWEST_ROUNDS, StepWindows
@@ -62,7 +63,8 @@ def _lacking(found: list[StepWindows], load: int) -> str:
     for size in sorted({windows.size for windows in found}):
         undisturbed = sum(int(windows.undisturbed.sum()) for windows in found if windows.size == size)
         if undisturbed < min(FEWEST, FEWEST_ROUNDS * load):
-            return f"a step of {size} samples beside {load - 1} other workers"
+            beside = f"beside {counted(load - 1, 'other worker')}" if load > 1 else "alone"
+            return f"a step of {size} samples {beside}"
     return ""
 
 
