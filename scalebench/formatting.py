@@ -14,6 +14,7 @@ ROUGH = "~"  # before numbers
 ROUGH_MEANS = f"{ROUGH}: an interval wider than the number itself leaves its order of magnitude only"
 OVERSUBSCRIBED, DISTURBED = "×", "†"  # behind numbers of cells that are no baseline
 _NUMBER = re.compile(r"(\d+(?:\.\d+)?)")
+_LEAST_S = 5e-10  # shorter times are none
 _HUGE = 1e9  # numbers from here on have an exponent
 
 
@@ -52,6 +53,8 @@ def seconds(value: float, significant: int = 3) -> str:
     """Return seconds with `significant` digits: `812 us`, `12.3 ms`, `1.23 s`, `12.3 min`, `2.50 h`."""
     if not math.isfinite(value):
         return "never" if value == math.inf else EMPTY
+    if abs(value) < _LEAST_S:
+        return "0 s"
     factor, unit = _unit(value)
     return f"{digits(value * factor, significant)} {unit}"
 
