@@ -263,6 +263,8 @@ def _shares(point: Point) -> str:
     if jitter := point.shares.get("jitter"):
         said += f" (of compute, jitter is {share(jitter)})"
     rest = 1 - sum(part for _, part in own)
+    if rest <= -_NAMED_REST:
+        return f"{said}; more than all together, as one waits for another"
     return f"{said}; the rest, {share(rest)}, to several at once or to none" if rest >= _NAMED_REST else said
 
 

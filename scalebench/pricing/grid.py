@@ -98,7 +98,8 @@ class Point:
     def shares(self) -> dict[str, float]:
         """Return the share of the time that follows each component: twice what half of its time takes off.
 
-        They add up to less than 1 where a part hides behind another one, and shortening one of them does not help.
+        They add up to less than 1 where a part hides behind another one, and shortening one of them does not help; to
+        more where one waits for another in steps, as Horovod's gradients for its cycle.
         """
         return {name: 2 * (1 - 1 / gain) for name, gain in self.gains.items() if gain >= _REACTS}
 
