@@ -184,13 +184,13 @@ def _other_links(predictor: Predictor, choice: Choice) -> list[str]:
 
 
 def epochs_taken_as_equal(strategies: Sequence[Component]) -> str:
-    """Return a caveat that names the strategies that do not average gradients in every batch; empty without any."""
+    """Return a caveat that names the strategies whose steps do not take the mean gradient; empty without any."""
     averaging = dict.fromkeys(str(strategy) for strategy in strategies if not averages_gradients(strategy))
     if not averaging:
         return ""
     return (
-        f"Epochs are taken as equal: {', '.join(averaging)} may need more for the same accuracy, as gradients are not "
-        "averaged in every batch"
+        f"Epochs are taken as equal: {', '.join(averaging)} may need more for the same accuracy, as a step does not "
+        "take the mean of all gradients"
     )
 
 
