@@ -55,7 +55,7 @@ GROUPS = {  # heading in `--help` -> name of a command -> its line there; the mo
     },
 }
 COMMANDS = {name: line for group in GROUPS.values() for name, line in group.items()}
-ALIASES = ("retry", "what-if")  # names of version 0.1, which `--help` does not show
+ALIASES = {"retry": "run RESULTS --retry", "what-if": "predict MODEL --vary"}  # names of version 0.1, not in `--help`
 
 if TYPE_CHECKING or not (sys.stdout and sys.stdout.isatty()):
     from click import Group
@@ -99,6 +99,8 @@ class LazyGroup(Group):
             if name.startswith("-"):
                 ctx.fail(f"no such option {name!r}")
             ctx.fail(f"unknown command {name!r}; {nearest(name, COMMANDS)}")
+        if name in ALIASES and not {"-q", "--quiet"} & set(args):
+            click.echo(f"note: the next version has `scalebench {ALIASES[name]}` in place of {name}", err=True)
         return name, command_of(name), args[1:]
 
     def main(

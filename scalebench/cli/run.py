@@ -71,6 +71,13 @@ _PANELS = {  # of `--help`; the options that are in none stand in the last
 }
 
 
+def _refuse_noisy(context: click.Context, option: click.Parameter, given: bool) -> None:
+    if given:
+        raise UsageError(
+            "--noisy: leave it out; busy machines are calibrated, too, unless --require-quiet refuses them"
+        )
+
+
 @click.command()
 @all_of(*(click.option_panel(heading, options=list(flags)) for heading, flags in _PANELS.items()))
 @study_argument
@@ -94,6 +101,7 @@ _PANELS = {  # of `--help`; the options that are in none stand in the last
 @launcher_option
 @keep_going_option
 @click.option("--dry-run", is_flag=True, help="Show the runs and an estimate, and run nothing.")
+@click.option("--noisy", is_flag=True, hidden=True, expose_value=False, callback=_refuse_noisy)
 @table_options
 @verbosity_options
 def run(

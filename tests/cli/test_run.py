@@ -492,6 +492,10 @@ def test_help_has_twelve_options_before_those_for_experts(scalebench):
     assert "--patience" not in said
 
 
+def test_a_flag_that_went_says_what_is_in_its_place(refused):
+    assert "--noisy: leave it out; busy machines are calibrated, too, unless --require-quiet" in refused("--noisy")
+
+
 def test_hidden_flags_still_work_and_name_their_key(scalebench, tmp_path):
     small = [*SMALL, "--strategy", "allreduce", "--workers", "2"]
     done = scalebench(*small, "--seed", "3")
