@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import pytest
 
 from scalebench.comm import engines, slurm
@@ -63,6 +65,22 @@ def test_linear_lr_policy_warns_for_averaging_strategies(strategies, workers, na
         assert len(said) == 1
         assert said[0].startswith(f"{named}: lr_policy linear multiplies the learning rate by up to 4")
     assert not [note for note in notes(strategies, workers) if "lr_policy" in note]
+
+
+@pytest.mark.parametrize(
+    ("keys", "job", "budget_s"),
+    [
+        ({"execution": "auto"}, "", 90),
+        ({"execution": "auto"}, "7", math.inf),
+        ({"execution": "auto", "native_budget_s": 5}, "7", 5),
+        ({"execution": "virtual"}, "", math.inf),
+    ],
+)
+def test_real_runs_that_check_virtual_ones_take_90_seconds_outside_of_jobs(monkeypatch, keys, job, budget_s):
+    monkeypatch.setattr(planning, "in_job", lambda: bool(job))
+    study = load_study(None, {**VIRTUAL, "native_budget_s": None, "device_step_time": 0.01, **keys}, [])
+    assert plan_study(study).native_budget_s == budget_s
+    assert study.patience == 60
 
 
 def test_oversubscribed_points_are_noted_with_reasons(monkeypatch):
