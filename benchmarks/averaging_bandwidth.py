@@ -35,12 +35,13 @@ def measure_here(engine: str) -> list[Finding]:
     """Every rank: each of ours and the engine's own call, in turn."""
     from mpi4py import MPI
 
-    from scalebench.native.connection import connected
+    from scalebench.comm.engines import named
+    from scalebench.comm.engines.base import Place
     from scalebench.system.clock import WallClock
 
     torch.set_num_threads(1)
     clock = WallClock()
-    with connected(engine, MPI.COMM_WORLD, clock, one_node=True) as comm:
+    with named(engine).connect(Place(MPI.COMM_WORLD, clock, one_node=True)) as comm:
         clock.start()
         large = beside_raw(engine, averaging(comm, torch.zeros(NUMBERS)), NUMBERS, PAIRS)
         found = [large.inverse(f"average of 20 M: {engine}", GOAL)]

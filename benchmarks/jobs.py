@@ -17,10 +17,10 @@ from pathlib import Path
 from ratios import Finding, Goal, finding, show
 from virtual_overhead import make_run, stated_machine
 
-from scalebench.comm.engines import cores
 from scalebench.data.catalog import prepare
 from scalebench.study.spec import Run, Training
 from scalebench.system.parent_watch import start_forkserver
+from scalebench.system.processors import cores
 from scalebench.training.outcome import Outcome
 from scalebench.virtual.pool import Simulator, run_virtual
 

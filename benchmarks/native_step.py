@@ -36,10 +36,11 @@ def measure_here(engine: str) -> list[Finding]:
     """Every rank: scalebench's step as a real run takes it, and the hand-written one, in turn."""
     from mpi4py import MPI
 
+    from scalebench.comm.engines import named
+    from scalebench.comm.engines.base import Place
     from scalebench.data.catalog import prepare
     from scalebench.data.dataset import open_dataset
     from scalebench.data.plan import BatchPlan
-    from scalebench.native.connection import connected
     from scalebench.native.heartbeat import Heartbeat, create_heartbeats
     from scalebench.strategies import registry
     from scalebench.study.spec import Component, Run, Training
@@ -59,7 +60,7 @@ def measure_here(engine: str) -> list[Finding]:
         beats = Path(folder) / "heartbeats"
         create_heartbeats(beats, world.size)
         clock = WallClock(Heartbeat(beats, world.rank).beat)
-        with connected(engine, world, clock, one_node=True) as comm:
+        with named(engine).connect(Place(world, clock, one_node=True)) as comm:
             replica = Replica(run, dataset, plan, comm, clock)
             strategy = registry.create(run.strategy.name, {}, engine)
             strategy.setup(replica)

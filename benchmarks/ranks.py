@@ -27,7 +27,7 @@ def findings_of_ranks(module: str, engine: str, ranks: int = 2) -> list[Finding]
     reason = engines.available(engine)
     if reason is not None:
         return [Finding(f"{module}: {engine}", "", "", f"not measured: {reason}", "", "", "")]
-    command, binding = launch_command(ranks, 1, engines.PROGRESS_THREADS[engine])
+    command, binding = launch_command(ranks, 1, engines.named(engine).progress_threads)
     with tempfile.TemporaryDirectory(prefix="scalebench-benchmark-") as folder:
         result = Path(folder) / "findings.json"
         subprocess.run(

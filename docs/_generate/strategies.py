@@ -11,8 +11,9 @@ import re
 from pathlib import Path
 
 from scalebench.comm.base import Capability
+from scalebench.comm.engines import named
 from scalebench.errors import StudyError
-from scalebench.launch.engine_choice import ENGINES, StrategyEngines, describe_strategies, provided_by
+from scalebench.launch.engine_choice import ENGINES, StrategyEngines, describe_strategies
 from scalebench.launch.planning import plan_study
 from scalebench.launch.traffic import traffic_of
 from scalebench.strategies import registry
@@ -65,7 +66,7 @@ def matrix_markdown() -> str:
     lines += ["", "## What the engines provide", "", "| | " + " | ".join(ENGINES) + " |"]
     lines.append("|---|" + ":-:|" * len(ENGINES))
     for capability in Capability:
-        marks = ["●" if capability in provided_by(engine) else "–" for engine in ENGINES]
+        marks = ["●" if capability in named(engine).provides else "–" for engine in ENGINES]
         lines.append(f"| {capability.value} | {' | '.join(marks)} |")
     lines += ["", "## One worker", ""]
     lines += ["One worker ends with the weights of `serial`, bit for bit, whatever the strategy (those that need more"]

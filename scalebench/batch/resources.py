@@ -46,7 +46,10 @@ def allocation_for(
             f"the cores of a node are unknown, as {scheduler.name} does not say them here; state cores_per_node in "
             "site.yaml (scalebench init --site), or --tasks-per-node"
         )
-    on_gpus = study.engine == "nccl" or (study.engine == "auto" and engines.available("nccl", here=False) is None)
+    if study.engine == "auto":
+        on_gpus = engines.available(engines.on_gpus(), here=False) is None
+    else:
+        on_gpus = engines.named(study.engine).on_gpus
     gpus = (site.gpus_per_node or (known.gpus_per_node if known else 0)) if on_gpus else 0
     each = tasks_per_node or gpus or max(1, cores // study.threads_per_worker)
     most = nodes or site.nodes or (known.nodes if known else None)
@@ -84,7 +87,7 @@ def limits_of(
     def limit_s(runs: Sequence[Run]) -> int:
         expected = estimate(plan, runs, len(plan.sweep.further), allocation.hosts[0].cores, step_s)
         needed = _START_S + _MARGIN * expected.wall_s * expected.most
-        if any(run.engine == "virtual" for run in runs):
+        if any(run.is_virtual for run in runs):
             needed += plan.study.calibration_budget_s
         whole = int(-(-needed // _STEP_S) * _STEP_S)
         return whole if longest is None else min(whole, longest)

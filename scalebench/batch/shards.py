@@ -79,7 +79,7 @@ def divide(
     for run in plan.sweep.runs:
         if grouping == "all":
             group = _Group(largest)
-        elif run.engine == "virtual":
+        elif run.is_virtual:
             group = _Group(1, is_simulated=True)
         else:
             count = run.workers if grouping == "count" else 0
@@ -119,7 +119,7 @@ def _nodes_of_counts(runs: Sequence[Run], allocation: Allocation) -> dict[int, i
     slots, most = allocation.hosts[0].slots, len(allocation.hosts)
     nodes: dict[int, int] = {}
     for run in runs:
-        ranks = run.workers + server_ranks(run) if run.engine != "virtual" else 1
+        ranks = run.workers + server_ranks(run) if not run.is_virtual else 1
         needed = min(most, -(-ranks // slots))
         nodes[run.workers] = max(nodes.get(run.workers, 1), needed)
     return nodes

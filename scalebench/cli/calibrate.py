@@ -83,10 +83,10 @@ def calibrate(
             raise UsageError("--kernels: measures no study; give the time only, --quick or --calibration-budget-s")
         click.echo(_measure_kernels(kernels, budget))
         return 0
-    if device == "cuda" and (reason := engines.available("nccl")):
+    if device == "cuda" and (reason := engines.available(engines.on_gpus())):
         raise UsageError(f"--device cuda: {reason}")
     asked = {**flags, "execution": "virtual", "calibration_budget_s": budget}
-    wanted = load_study(study, asked | ({"engine": "nccl"} if device == "cuda" else {}), list(sets))
+    wanted = load_study(study, asked | ({"engine": engines.on_gpus()} if device == "cuda" else {}), list(sets))
     plan = plan_study(wanted)
     sizes = set(batches) or plan.batch_sizes({run.workers for run in plan.sweep.simulated})
     with watching() as watcher:

@@ -10,9 +10,9 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from scalebench.cli.terminal_table import TableColumn, TerminalTable, print_results
-from scalebench.comm.engines import cores
 from scalebench.formatting import OVERSUBSCRIBED, counted
 from scalebench.records.progress import lost_epochs
+from scalebench.system.processors import cores
 
 if TYPE_CHECKING:
     from scalebench.launch.planning import StudyPlan

@@ -46,12 +46,12 @@ def recalibrate(
     start_forkserver()  # imports torch while this process does
     from scalebench.cli.progress import watching
     from scalebench.cli.run_common import enter_first_folder
-    from scalebench.comm.engines import cores
     from scalebench.launch.machine import check_calibration
     from scalebench.launch.planning import plan_study
     from scalebench.launch.recalibration import recalibrate as charge_anew
     from scalebench.study.load import load_study
     from scalebench.study.spec import Study
+    from scalebench.system.processors import cores
 
     calibration = calibration.resolve() if calibration is not None else None
     if cluster is not None and Path(cluster).is_file():

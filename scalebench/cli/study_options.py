@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Container
-from typing import Any, TypeVar
+from typing import Any, TypeVar, get_args
 
 import rich_click as click
 
 from scalebench.cli.options import PATH, all_of
+from scalebench.study.heterogeneity import EngineName
 
 _F = TypeVar("_F", bound=Callable[..., Any])
 _LR_POLICIES = ["constant", "linear", "cosine", "step", "optimizer_steps"]
@@ -33,7 +34,7 @@ STUDY_OPTIONS: dict[str, dict[str, Any]] = {
     },
     "execution": {"type": click.Choice(["auto", "native", "paced", "virtual", "modelled"]), "help": _EXECUTIONS},
     "engine": {
-        "type": click.Choice(["mpi", "horovod", "gloo", "nccl", "tasks"]),
+        "type": click.Choice(get_args(EngineName)),
         "help": "Native engine of all strategies.",
     },
     "cluster": {"metavar": "NAME|FILE", "help": "What virtual runs stand for."},

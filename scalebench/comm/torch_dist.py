@@ -2,19 +2,32 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any
+import gc
+import os
+import socket
+import sys
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from scalebench.comm.addresses import LOOPBACK, find_route, listening_address
 from scalebench.comm.in_flight import Pending
 from scalebench.comm.native import NativeCommunicator
 from scalebench.comm.wire import concatenated, divide_
 from scalebench.system.clock import WallClock
 
+if TYPE_CHECKING:
+    from scalebench.comm.engines.base import Place
+
 _REDUCE_SCATTER: Any = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor  # before torch 2.13
+_BACKLOG = 4096  # connections that wait to be taken, as of thousands of ranks; the system may allow fewer
+_OWN_REFERENCES = 3  # the caller's, the parameter's and that of the count itself
 _OPS = {"sum": dist.ReduceOp.SUM, "max": dist.ReduceOp.MAX, "min": dist.ReduceOp.MIN}
 
 
@@ -101,3 +114,76 @@ class TorchCommunicator(NativeCommunicator):
 
     def _recv(self, tensor: Tensor, source: int, tag: int) -> None:
         dist.recv(tensor, group=self.group, group_src=source, tag=tag)
+
+
+@contextmanager
+def process_group(backend: str, place: Place) -> Iterator[TorchCommunicator]:
+    """Join the ranks of `place` in a process group, by the address of rank 0's host that answers here.
+
+    Raises:
+        EngineError: none answers.
+    """
+    ranks, one_node = place.ranks, place.one_node
+    store: Any = listen(listening_address(one_node=one_node)) if ranks.rank == 0 else None
+    port = ranks.bcast(store.port if store is not None else None)
+    place.waits_for(0 if ranks.rank else None)
+    address, interface = (LOOPBACK, "lo") if one_node else find_route(ranks, port)
+    if store is None:
+        store = dist.TCPStore(address, port)  # type: ignore[attr-defined]
+    place.waits_for(None)
+    with _environment({"GLOO_SOCKET_IFNAME": interface} if interface else {}):
+        dist.init_process_group(backend, store=store, rank=ranks.rank, world_size=ranks.size)
+    try:
+        yield TorchCommunicator(place.clock)
+    except BaseException:
+        if ranks.size == 1:
+            dist.destroy_process_group()
+        raise
+    ranks.Barrier()  # who leaves first would cut off the others' last messages
+    group = dist.group.WORLD
+    dist.destroy_process_group()
+    _await_sole_owner(group)
+
+
+def listen(address: str, port: int = 0, timeout: timedelta = dist.default_pg_timeout) -> Any:
+    """Return a store that listens at `address` (empty: at all of this host's), where torch's own listens at all.
+
+    The operating system picks the port while rank 0 already listens on it: no other process can take it between.
+    """
+    listener = socket.create_server((address, port), backlog=_BACKLOG)
+    port = listener.getsockname()[1]
+    return dist.TCPStore(  # type: ignore[attr-defined]
+        address or LOOPBACK,
+        port,
+        is_master=True,
+        wait_for_workers=False,
+        timeout=timeout,
+        master_listen_fd=listener.detach(),  # the store closes it
+    )
+
+
+def _await_sole_owner(group: Any) -> None:
+    """Wait, a second at most, until only the caller refers to `group`.
+
+    A communication hook's callbacks (PowerSGD under DDP) are let go by the group's own thread, some time after their
+    result is there. If that were the last reference the thread would join itself, and the process abort.
+    """
+    if sys.getrefcount(group) > _OWN_REFERENCES:
+        gc.collect()  # the model wrapped for DDP goes in a cycle
+    deadline = time.monotonic() + 1.0
+    while sys.getrefcount(group) > _OWN_REFERENCES and time.monotonic() < deadline:
+        time.sleep(1e-3)
+
+
+@contextmanager
+def _environment(changes: Mapping[str, str]) -> Iterator[None]:
+    before = {name: os.environ.get(name) for name in changes}
+    os.environ.update(changes)
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            if value is None:
+                os.environ.pop(name, None)
+            else:
+                os.environ[name] = value

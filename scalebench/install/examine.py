@@ -15,8 +15,9 @@ from importlib.metadata import PackageNotFoundError, version
 from importlib.util import find_spec
 
 from scalebench.comm import slurm
-from scalebench.comm.engines import ADD_HOROVOD, available, cores
+from scalebench.comm.engines import available
 from scalebench.comm.launchers.choice import chosen
+from scalebench.comm.launchers.horovodrun import ADD_HOROVOD
 from scalebench.comm.launchers.mpirun import find as find_mpirun
 from scalebench.comm.mpi_match import ADD_MPI, REBUILD, library, mismatch
 from scalebench.errors import EngineError
@@ -25,6 +26,7 @@ from scalebench.launch.engine_costs import measure_allreduce
 from scalebench.launch.hosts import reachable
 from scalebench.records import machine
 from scalebench.system.memory import memory_mib, usable_memory_mib
+from scalebench.system.processors import cores
 
 RING = {"OMPI_MCA_coll_tuned_use_dynamic_rules": "1", "OMPI_MCA_coll_tuned_allreduce_algorithm": "4"}
 _SECONDS = 60  # to import Horovod

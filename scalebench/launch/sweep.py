@@ -12,16 +12,16 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from scalebench.cluster.spec import Cluster, require_step_times
-from scalebench.comm import engines
+from scalebench.comm.engines.tasks import TASKS
 from scalebench.errors import ModelError, StudyError
-from scalebench.launch.engine_choice import VIRTUAL_PROVIDES, charged_engine, check_provided, native_points
+from scalebench.launch.engine_choice import charged_engine, check_provided, native_points
 from scalebench.launch.hosts import Allocation, reachable, this_host
 from scalebench.native.job import server_ranks
 from scalebench.strategies import registry
 from scalebench.strategies.base import Setting
 from scalebench.study.heterogeneity import VirtualOptions
 from scalebench.study.jitter import STATED
-from scalebench.study.spec import ADAMW_DECAY, Component, Execution, Run, Study, Training, slug
+from scalebench.study.spec import ADAMW_DECAY, VIRTUAL, Component, Execution, Run, Study, Training, slug
 
 if TYPE_CHECKING:
     from scalebench.models.parts import Layer
@@ -64,7 +64,7 @@ class Sweep:
     @property
     def simulated(self) -> list[Run]:
         """Virtual and modelled runs."""
-        return [run for run in self.runs if run.engine == "virtual"]
+        return [run for run in self.runs if run.is_virtual]
 
     def continued(self, recorded: Sequence[tuple[str, int]]) -> Sweep:
         """The same runs, numbered after the records of an earlier, smaller study of this name.
@@ -84,7 +84,7 @@ class Sweep:
 
     def engines(self) -> list[str]:
         """Native engines in use, in the order of their launches."""
-        return list(dict.fromkeys(run.engine for run in self.runs if run.engine != "virtual"))
+        return list(dict.fromkeys(run.engine for run in self.runs if not run.is_virtual))
 
 
 def _first_of_its_own(own: Mapping[str, int], recorded: Sequence[tuple[str, int]]) -> int:
@@ -130,12 +130,12 @@ def expand(study: Study, cluster: Cluster, allocation: Allocation | None = None,
     sweep.notes += strategy_warnings(study, cells, cluster, allocation)
     if not cells:
         raise StudyError(f"nothing to run: {'; '.join(sweep.notes) or 'no strategy fits the worker counts'}")
-    if any(cell.engine == "virtual" for cell in cells):
+    if any(cell.engine == VIRTUAL for cell in cells):
         if timed:
             require_step_times(cluster, study)
-        cluster.nodes_for(max(cell.workers for cell in cells if cell.engine == "virtual"))
+        cluster.nodes_for(max(cell.workers for cell in cells if cell.engine == VIRTUAL))
     _check_paced(study, cluster, cells, sweep.notes)
-    if study.until and any(cell.engine == "virtual" for cell in cells):
+    if study.until and any(cell.engine == VIRTUAL for cell in cells):
         sweep.notes.append(
             Detail(
                 "virtual points repeat until their mean is known so well; how far the calibration "
@@ -153,11 +153,11 @@ def _cells(study: Study, component: Component, allocation: Allocation | None, no
     counts = study.workers if known.requires else [1]
     cells: list[_Cell] = []
     if study.execution in ("auto", "virtual", "modelled"):
-        virtual = registry.create(component.name, component.options, "virtual")
-        check_provided(virtual, "virtual", VIRTUAL_PROVIDES)
+        virtual = registry.create(component.name, component.options, VIRTUAL)
+        check_provided(virtual, VIRTUAL)
         charged = charged_engine(study, component, notes)
         execution: Execution = "modelled" if study.execution == "modelled" else "virtual"
-        cells += [_Cell(execution, "virtual", component, workers, charged) for workers in counts]
+        cells += [_Cell(execution, VIRTUAL, component, workers, charged) for workers in counts]
     if study.execution in ("virtual", "modelled"):
         return cells
     engine, held = native_points(study, component, counts, allocation or reachable(), notes) or ("", [])
@@ -209,7 +209,7 @@ def strategy_warnings(
 
 def _on_one_node(cell: Run | _Cell, cluster: Cluster, allocation: Allocation | None) -> int:
     """Workers on one node: the cluster's number, or of real ranks that of the fullest host."""
-    if cell.engine == "virtual":
+    if cell.engine == VIRTUAL:
         return cluster.node.workers_per_node
     return max((allocation or reachable()).ranks_on(cell.workers))
 
@@ -254,7 +254,7 @@ def _ordered(study: Study, cells: list[_Cell], allocation: Allocation | None) ->
     groups: list[list[_Cell]] = [[], [], []]
     for cell in cells:
         crowded = is_oversubscribed(_run(study, cell, 0, 0), allocation)
-        groups[0 if cell.engine == "virtual" else 2 if crowded else 1].append(cell)
+        groups[0 if cell.engine == VIRTUAL else 2 if crowded else 1].append(cell)
     runs: list[Run] = []
     for group in groups:
         for repetition in range(study.until.at_most if study.until else study.repetitions):
@@ -269,9 +269,9 @@ def is_oversubscribed(run: Run, allocation: Allocation | None = None) -> bool:
     """Return True if a native run keeps more threads busy than there are cores; of paced runs the overrun decides."""
     if run.execution != "native":
         return False
-    if run.tasks.scheduler is not None and run.engine == engines.TASKS:
+    if run.tasks.scheduler is not None and run.engine == TASKS:
         return False  # the workers of that scheduler have cores of their own
-    on = this_host() if run.engine == engines.TASKS else allocation or reachable()
+    on = this_host() if run.engine == TASKS else allocation or reachable()
     return on.is_oversubscribed(run.engine, run.workers + server_ranks(run), run.threads_per_worker)
 
 
@@ -279,7 +279,7 @@ def _run(study: Study, cell: _Cell, repetition: int, order: int) -> Run:
     shared = {name: getattr(study, name) for name in Training.model_fields}
     if cell.execution == "paced":
         shared["virtual"] = _injected(study.virtual)
-    elif cell.engine == "virtual":
+    elif cell.engine == VIRTUAL:
         shared["virtual"] = study.virtual.model_copy(update={"engine": cell.charged})
     elif cell.execution == "native":  # nothing is injected; shards follow the speeds that are stated
         shared["virtual"] = VirtualOptions(slowdown=study.virtual.slowdown if _by_speed(study) else {})
@@ -305,7 +305,7 @@ def _run(study: Study, cell: _Cell, repetition: int, order: int) -> Run:
 def named(run: Run) -> Run:
     """Return `run` with its config_hash, and the run_id that this gives."""
     digest = config_hash(run)
-    place = run.execution if run.engine == "virtual" else f"{run.execution}-{run.engine}"
+    place = run.execution if run.is_virtual else f"{run.execution}-{run.engine}"
     number = f"r{run.repetition}" if run.trial is None else f"t{run.trial}"
     run_id = f"{slug(run.strategy.name)}-w{run.workers}-{number}-{place}-{digest[:8]}"
     return run.model_copy(update={"run_id": run_id, "config_hash": digest})
@@ -329,7 +329,7 @@ def config_hash(run: Run) -> str:
     elsewhere = _OF_SIMULATIONS if run.execution == "native" else set()
     elsewhere |= _OF_TRIALS if run.trial is None else set()
     values: dict[str, Any] = run.model_dump(mode="json", exclude=_NOT_HASHED | elsewhere)
-    if run.engine == engines.TASKS:
+    if run.engine == TASKS:
         del values["tasks"]["scheduler"]  # where it is, not what it does
     else:
         del values["tasks"]

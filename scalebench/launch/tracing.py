@@ -8,7 +8,8 @@ from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 
-from scalebench.comm import engines
+from scalebench.comm.engines import named
+from scalebench.comm.engines.tasks import TASKS
 from scalebench.comm.launchers.choice import using
 from scalebench.data.dataset import open_dataset
 from scalebench.errors import RunError, StudyError
@@ -26,7 +27,7 @@ from scalebench.records.rows import PACED_OVERRUN_LIMIT
 from scalebench.strategies import registry
 from scalebench.study.spec import Run
 from scalebench.training.outcome import Outcome
-from scalebench.training.timeline import HOROVOD_TIMELINE, Lane, Timeline, read_horovod, timeline_from
+from scalebench.training.timeline import Lane, Timeline, read_horovod, timeline_from
 from scalebench.virtual.engine import simulate
 
 
@@ -40,11 +41,11 @@ def trace(plan: StudyPlan, folder: Path) -> Timeline:
     run = _only_run(plan).model_copy(update={"trace": True})
     look_at_model(plan)
     lanes: list[Lane] = []
-    if run.engine == "virtual":
+    if run.is_virtual:
         machine = machine_for(plan, [run], folder)
         outcome, _ = simulate(run, open_dataset(plan.prepared.folders[run.workers]), machine)
     else:
-        with _horovod_timeline(run, folder) as path:
+        with _timeline_of_engine(run, folder) as path:
             outcome = _execute(run, plan, folder)
         if path is not None and path.exists() and outcome.status == "completed":
             lanes = read_horovod(path, began_unix_s=outcome.facts.began_unix_s)
@@ -66,8 +67,8 @@ def tasks_of(plan: StudyPlan) -> tuple[Run, list[TaskNode]]:
         EngineError: the strategy exchanges something between the batches of an epoch.
     """
     run = _only_run(plan)
-    strategy = registry.create(run.strategy.name, run.strategy.options, engines.TASKS)
-    check_provided(strategy, engines.TASKS, engines.provides(engines.TASKS))
+    strategy = registry.create(run.strategy.name, run.strategy.options, TASKS)
+    check_provided(strategy, TASKS)
     dataset = plan.prepared.datasets[run.workers]
     return run, task_graph(schedules_of(plan, run, meta_model(plan.study, dataset)))
 
@@ -98,17 +99,18 @@ def _execute(run: Run, plan: StudyPlan, folder: Path) -> Outcome:
 
 
 @contextmanager
-def _horovod_timeline(run: Run, folder: Path) -> Iterator[Path | None]:
-    """Ask Horovod for its timeline, unless the user has done so."""
-    named = os.environ.get(HOROVOD_TIMELINE)
-    if run.engine != "horovod" or run.workers == 1 or named:
-        yield Path(named) if named and run.engine == "horovod" else None
+def _timeline_of_engine(run: Run, folder: Path) -> Iterator[Path | None]:
+    """Ask the engine for a timeline of its own, if it writes one, unless the user has done so."""
+    variable = named(run.engine).timeline_variable
+    stated = os.environ.get(variable)
+    if not variable or run.workers == 1 or stated:
+        yield Path(stated) if stated else None
         return
     folder.mkdir(parents=True, exist_ok=True)
     path = (folder / "horovod-timeline.json").absolute()
     path.unlink(missing_ok=True)
-    os.environ[HOROVOD_TIMELINE] = str(path)
+    os.environ[variable] = str(path)
     try:
         yield path
     finally:
-        del os.environ[HOROVOD_TIMELINE]
+        del os.environ[variable]

@@ -11,24 +11,23 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Sequence
+from importlib import import_module
 
 import torch
 from mpi4py import MPI
 
 from scalebench.cluster.engine_costs import MARK, EngineCosts, at_least, falls_below, joined
 from scalebench.native.node_probe import measure_between_nodes
-from scalebench.native.probe_mpi import measure_mpi
 from scalebench.native.probe_rounds import ProbeRounds, sleep_until_all_arrive
-from scalebench.native.probe_threaded import measure_gloo, measure_horovod
 from scalebench.system.parent_watch import end_with_launcher
 
-_MEASURE = {"mpi": measure_mpi, "horovod": measure_horovod, "gloo": measure_gloo}
 _UNDISTURBED = 0.1  # share of the windows, below which an engine's costs are marked as disturbed
 
 
 def measure(engine: str, rounds: ProbeRounds, source: str) -> EngineCosts:
     """Measure the entries of one engine, the same on all ranks; `source` names machine and versions."""
-    found, entries = _MEASURE[engine](rounds, source)
+    probe = import_module(f"scalebench.native.probe_{engine}")
+    found, entries = probe.measure(rounds, source)
     if found.share_undisturbed() < _UNDISTURBED:
         entries = [entry.model_copy(update={"disturbed": True}) for entry in entries]
     return EngineCosts(entries=entries, reference_s=found.reference_s)

@@ -16,8 +16,9 @@ import torch
 from mpi4py import MPI
 
 from scalebench.cluster.engine_costs import EngineCost, EngineCosts
+from scalebench.comm.engines import named
+from scalebench.comm.engines.base import Place
 from scalebench.native.allreduce_probe import PAUSE_S, between_steps
-from scalebench.native.connection import connected
 from scalebench.native.probe_samples import entry
 from scalebench.system.clock import WallClock
 
@@ -34,7 +35,7 @@ def measure_between_nodes(
     found: list[EngineCost] = []
     for group, nodes in _places(world):
         for engine in names if group != MPI.COMM_NULL else ():
-            with connected(engine, group, WallClock(), one_node=False) as comm:
+            with named(engine).connect(Place(group, WallClock(), one_node=False)) as comm:
                 operations: list[tuple[str, Operation, Measure]] = [
                     (engine, partial(comm.allreduce_, op="mean"), between_steps)
                 ]

@@ -8,7 +8,7 @@ from typing import Any
 
 from pydantic import BaseModel, ConfigDict
 
-from scalebench.native.control import Control
+from scalebench.comm.control import Control
 from scalebench.records.provenance import describe_node, host_hash
 
 FILE = "nodes.json"

@@ -18,7 +18,7 @@ from scalebench.system.stopwatch import Stopwatch
 _COARSE_GRID = (4, 4 << 10, 64 << 10, 1 << 20, 4 << 20)  # bytes
 
 
-def measure_mpi(rounds: ProbeRounds, source: str) -> tuple[Found, list[EngineCost]]:
+def measure(rounds: ProbeRounds, source: str) -> tuple[Found, list[EngineCost]]:
     """Measure MPI's operations in reference steps of their round."""
     comm = MpiCommunicator(rounds.mpi, rounds.clock)
     operations: dict[str, tuple[Callable[[torch.Tensor], None], tuple[int, ...]]] = {

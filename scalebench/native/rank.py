@@ -20,14 +20,14 @@ from typing import TYPE_CHECKING, cast
 
 import torch
 
+from scalebench.comm.control import Control
 from scalebench.comm.launchers.choice import named
 from scalebench.comm.mpi_match import apart
 from scalebench.errors import RunError, in_one_line
-from scalebench.native.connection import meet
-from scalebench.native.control import Control
 from scalebench.native.heartbeat import Heartbeat, Phase
 from scalebench.native.job import REFUSED, Death, Job, JsonLines, server_ranks
 from scalebench.native.nodes import keep_nodes
+from scalebench.native.rendezvous import meet
 from scalebench.native.session import Session, slow_links_of
 from scalebench.study.spec import Run
 from scalebench.system.parent_watch import end_with_launcher

@@ -14,14 +14,15 @@ import torch
 from torch import Tensor
 
 from scalebench.cluster.load import load_cluster
-from scalebench.comm.base import Server, ServerRule, SharedState
+from scalebench.comm.base import Capability, Server, ServerRule, SharedState
+from scalebench.comm.control import Control
 from scalebench.comm.counters import SlowLinks
+from scalebench.comm.engines import named
+from scalebench.comm.engines.base import Place
 from scalebench.comm.native import NativeCommunicator
 from scalebench.data.dataset import Dataset, open_dataset
 from scalebench.data.plan import BatchPlan
 from scalebench.errors import ClusterError, DivergedError, EngineError
-from scalebench.native.connection import connected
-from scalebench.native.control import Control
 from scalebench.native.energy import Meter, total
 from scalebench.native.heartbeat import Heartbeat, Phase
 from scalebench.native.job import Job
@@ -75,6 +76,7 @@ class Session:
         held = Counter(places)
         self.local_rank = places[: mpi.rank].count(platform.node())
         self.workers_per_node, self.nodes = max(held.values()), len(held)
+        self.engine = named(run.engine)
         self.device = self._choose_device()
 
     def execute(self) -> Outcome | None:
@@ -98,7 +100,8 @@ class Session:
         alone, for_good = self.nodes == 1, bool(self.job.settings)
         waits_for = self.heart.wait_for
         waits_for(None)
-        with connected(run.engine, self.mpi, clock, one_node=alone, for_good=for_good, waits_for=waits_for) as comm:
+        place = Place(self.mpi, clock, alone, for_good, waits_for)
+        with self.engine.connect(place) as comm:
             comm.slow_links = slow_links_of(run)
             return self._train(strategy, dataset, clock, comm)
 
@@ -127,7 +130,7 @@ class Session:
             servers.append(RankServer(comm, cast("MPI.Comm", self.served), rule, getattr(torch, self.run.dtype)))
             return servers[0]
 
-        opens = shared if self.run.engine == "mpi" else None
+        opens = shared if Capability.SHARED_STATE in self.engine.provides else None
         replica = Replica(
             self.run,
             dataset,
@@ -248,9 +251,9 @@ class Session:
             save_weights(self.job.weights, self.run.run_id, initial, verdict.final)
 
     def _choose_device(self) -> torch.device:
-        if self.run.engine == "nccl":
+        if self.engine.on_gpus:
             if not torch.cuda.is_available():
-                raise EngineError("engine nccl needs a CUDA GPU on every node; use --engine gloo")
+                raise EngineError(f"engine {self.engine.name} needs a CUDA GPU on every node; use --engine gloo")
             device = torch.device("cuda", self.local_rank % torch.cuda.device_count())
             torch.cuda.set_device(device)
             require_gpus_of_their_own(self.mpi.allgather(gpu_name(device)))

@@ -15,6 +15,8 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict
 
+from scalebench.study.heterogeneity import EngineName
+
 SCHEMA_VERSION = 1
 
 # Columns of a virtual run that depend on when and where it was computed, not on the study and its calibration.
@@ -58,7 +60,7 @@ class RunRow(_Row):
         Literal["native", "paced", "virtual", "modelled"],
         Doc("way in which the number was obtained; ratios never mix two of them"),
     ]
-    engine: Annotated[Literal["virtual", "mpi", "horovod", "gloo", "nccl", "tasks"], Doc("communication engine")]
+    engine: Annotated[Literal["virtual", EngineName], Doc("communication engine")]
     oversubscribed: Annotated[bool, Doc("more workers x (compute + progress threads) than cores: never a baseline")]
     paced_overrun: Annotated[
         float | None, Doc("share of steps that were slower than the pace; above 0.01 the run is oversubscribed")

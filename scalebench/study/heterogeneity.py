@@ -12,6 +12,9 @@ from scalebench.errors import StudyError
 from scalebench.study.jitter import MOST_SIGMA, STATED
 from scalebench.study.validation import StrictModel
 
+ChargedEngine = Literal["mpi", "horovod", "gloo", "nccl"]  # native engines with ranks, whose collectives have costs
+EngineName = Literal[ChargedEngine, "tasks"]  # each is a file of comm/engines
+
 
 class SlowWindow(StrictModel):
     """A factor on the compute time of one worker between two moments of the training time."""
@@ -98,7 +101,7 @@ class Heterogeneity(StrictModel):
 class VirtualOptions(Heterogeneity):
     """Timing options of virtual runs; paced runs use the differences and a stated jitter."""
 
-    engine: Literal["auto", "mpi", "horovod", "gloo", "nccl"] = Field(
+    engine: ChargedEngine | Literal["auto"] = Field(
         "auto", description="native engine by whose costs a strategy's collectives are charged; auto: its preferred one"
     )
     collective: Literal[

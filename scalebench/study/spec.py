@@ -17,14 +17,14 @@ from pydantic import (
     model_validator,
 )
 
-from scalebench.study.heterogeneity import VirtualOptions
+from scalebench.study.heterogeneity import EngineName, VirtualOptions
 from scalebench.study.parsing import Share, parse_workers
 from scalebench.study.tuning import Tune, unknown_key
 from scalebench.study.validation import StrictModel
 
 Execution = Literal["native", "paced", "virtual", "modelled"]
+VIRTUAL = "virtual"  # engine of executions whose time is a price
 SIMULATED = ("virtual", "modelled")  # executions whose time is a price
-Engine = Literal["mpi", "horovod", "gloo", "nccl", "tasks"]
 Launcher = Literal["auto", "local", "mpirun", "srun", "torchrun", "horovodrun"]
 _LR_DECAY = 0.1
 _LARGEST_LR = 1e38  # float32 and bfloat16 end at 3.4e38
@@ -222,7 +222,7 @@ class Study(Training):
     warmup_runs: NonNegativeInt = Field(0, description="runs at the start of each native launch that do not count")
     seed: int = Field(0, ge=0, le=MOST_SEED)
     execution: Literal["auto", "native", "paced", "virtual", "modelled"] = "auto"
-    engine: Engine | Literal["auto"] = "auto"
+    engine: EngineName | Literal["auto"] = "auto"
     launcher: Launcher = Field(
         "auto", description="program that starts real ranks, unless --launcher names one; auto: by the allocation"
     )
@@ -317,6 +317,11 @@ class Run(Training):
     tuned: dict[str, Any] = Field({}, description="values that tuning gave, by key of `tune.over`")
     trial: NonNegativeInt | None = Field(None, description="number of the trial; None for runs that count")
     validation: float | None = Field(None, description="of trials: share of the training samples that judges them")
+
+    @property
+    def is_virtual(self) -> bool:
+        """Whether workers of one process stand for its ranks, and its time is a price."""
+        return self.engine == VIRTUAL
 
 
 def slug(text: str) -> str:

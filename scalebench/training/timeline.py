@@ -16,8 +16,6 @@ from scalebench.study.spec import Run
 from scalebench.system.bounded_read import LARGE, read_text
 from scalebench.training.outcome import Lap, Outcome
 
-HOROVOD_TIMELINE = "HOROVOD_TIMELINE"  # the environment variable
-
 
 @dataclass(frozen=True)
 class Lane:
@@ -59,11 +57,7 @@ def _server_lanes(outcome: Outcome) -> list[Lane]:
 
 
 def _about(run: Run, outcome: Outcome, cluster: str) -> str:
-    where = (
-        f"{run.execution}, on {cluster}"
-        if run.engine == "virtual"
-        else f"{run.execution}, {run.engine} on this machine"
-    )
+    where = f"{run.execution}, on {cluster}" if run.is_virtual else f"{run.execution}, {run.engine} on this machine"
     steps = outcome.facts.steps_per_epoch or 0
     epochs = f"{run.epochs} epoch{'s' if run.epochs > 1 else ''} of {steps} step{'s' if steps > 1 else ''}"
     uneven = [] if run.execution == "native" else run.virtual.describe(run.workers)
@@ -76,7 +70,7 @@ def _about(run: Run, outcome: Outcome, cluster: str) -> str:
 
 def _epoch_ends(laps: Sequence[Lap], elapsed: list[float], run: Run) -> list[float]:
     """Convert training times into times of the timeline, which includes the pauses between laps."""
-    if run.engine == "virtual" or not laps:
+    if run.is_virtual or not laps:
         return elapsed
     ends: list[float] = []
     spent = 0.0
@@ -108,7 +102,7 @@ def read_horovod(path: Path, began_unix_s: float | None = None) -> list[Lane]:
         raise ResultsError(f"cannot read {path}: {error.strerror}") from None
     except (ValueError, TypeError, KeyError, AttributeError) as error:
         raise ResultsError(
-            f"{path} is no timeline of Horovod ({error}); expected the file of {HOROVOD_TIMELINE}"
+            f"{path} is no timeline of Horovod ({error}); expected the file of HOROVOD_TIMELINE"
         ) from None
 
 

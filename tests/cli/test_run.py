@@ -21,6 +21,7 @@ from scalebench.comm import engines
 from scalebench.launch.stopping_rule import Tally
 from scalebench.launch.study_run import _jobs
 from scalebench.pricing.calibration_file import Calibration
+from scalebench.system import processors
 from tests.conftest import needs_mpi
 
 SMALL = ["--dataset", "wine", "--epochs", "1", "--repetitions", "1", "--execution", "virtual"]
@@ -451,7 +452,7 @@ def test_virtual_runs_answer_before_real_ones_begin(scalebench):
 
 @pytest.mark.parametrize(("busy", "further"), [(0.0, 0), (1e3, 1000)])
 def test_further_virtual_runs_take_the_share_of_cores_that_others_keep_busy(busy, further):
-    assert _jobs(busy) == engines.cores() + further
+    assert _jobs(busy) == processors.cores() + further
 
 
 @pytest.mark.parametrize(

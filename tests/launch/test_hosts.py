@@ -7,13 +7,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from scalebench.cluster.load import load_cluster
-from scalebench.comm import engines
 from scalebench.errors import EngineError
 from scalebench.launch import hosts, planning, processes, sweep
 from scalebench.launch.hosts import Allocation, Host
 from scalebench.launch.planning import beyond_the_slots
 from scalebench.launch.processes import launch_command
 from scalebench.study.spec import Study
+from scalebench.system import processors
 from tests.conftest import needs_mpi
 
 
@@ -58,7 +58,7 @@ def test_where_nothing_speaks_of_hosts_this_one_is_taken_without_asking(monkeypa
     for name in hosts.SPEAK_OF_HOSTS:
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setattr(hosts, "_ask", lambda *_: pytest.fail("asked"))
-    monkeypatch.setattr(engines, "cores", lambda: 16)
+    monkeypatch.setattr(processors, "cores", lambda: 16)
     assert hosts.reachable().cores == hosts.reachable().slots == 16
 
 

@@ -10,12 +10,12 @@ import time
 import numpy as np
 import pytest
 
-from scalebench.comm import engines
+from scalebench.comm.engines.tasks import backend_lacks
 from scalebench.errors import EngineError
 from scalebench.tasks.run import TaskRuns, _Tasks
 from tests.tasks.conftest import SLOW, task_run
 
-pytestmark = pytest.mark.skipif(engines.backend_lacks("dask") is not None, reason="dask is not installed")
+pytestmark = pytest.mark.skipif(backend_lacks("dask") is not None, reason="dask is not installed")
 
 
 @pytest.fixture(scope="module")

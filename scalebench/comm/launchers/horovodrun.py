@@ -20,7 +20,7 @@ from scalebench.comm.launchers.base import Launcher, Placement, ReportedEnd
 from scalebench.comm.mpi_match import mismatch
 from scalebench.errors import EngineError
 
-_ADD = "scalebench install horovod"
+ADD_HOROVOD = "scalebench install horovod"
 
 
 def find() -> Path | None:
@@ -44,7 +44,10 @@ class Horovodrun(Launcher):
         if path is None:
             return mpirun.missing()
         if find() is None:
-            return f"no horovodrun beside {sys.executable} or on PATH; add it with: {_ADD}, or use --launcher mpirun"
+            return (
+                f"no horovodrun beside {sys.executable} or on PATH; add it with: {ADD_HOROVOD}, "
+                "or use --launcher mpirun"
+            )
         return mismatch(path) if by_mpi else None
 
     def serves(self) -> str:

@@ -1,54 +1,19 @@
 """Runs under mpirun: every operation of one engine against numpy. Rank 0 prints a JSON line of what was checked."""
 
 import json
-import os
 import sys
 
 import numpy as np
 import torch
 from mpi4py import MPI
 
+from scalebench.comm.engines import named
+from scalebench.comm.engines.base import Place
 from scalebench.errors import EngineError
 from scalebench.system.clock import Task, WallClock
 
 WORLD = MPI.COMM_WORLD
 torch.set_num_threads(1)
-
-
-def connect(engine, clock):
-    if engine == "mpi":
-        from scalebench.comm.mpi import MpiCommunicator
-
-        return MpiCommunicator(WORLD, clock)
-    if engine == "horovod":
-        import horovod.torch as hvd
-
-        from scalebench.comm.horovod import HorovodCommunicator
-
-        hvd.init(comm=WORLD)
-        return HorovodCommunicator(clock)
-    import torch.distributed as dist
-
-    from scalebench.comm.torch_dist import TorchCommunicator
-
-    os.environ["GLOO_SOCKET_IFNAME"] = "lo"
-    store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False) if WORLD.rank == 0 else None
-    port = WORLD.bcast(store.port if store else None)
-    store = store or dist.TCPStore("127.0.0.1", port)
-    dist.init_process_group("gloo", store=store, rank=WORLD.rank, world_size=WORLD.size)
-    return TorchCommunicator(clock)
-
-
-def disconnect(engine):
-    if engine == "horovod":
-        import horovod.torch as hvd
-
-        hvd.shutdown()
-    elif engine == "gloo":
-        import torch.distributed as dist
-
-        WORLD.Barrier()
-        dist.destroy_process_group()
 
 
 def values(who, n=1001, dtype=np.float64, seed=0):
@@ -57,7 +22,11 @@ def values(who, n=1001, dtype=np.float64, seed=0):
 
 def check(engine):
     clock = WallClock()
-    comm = connect(engine, clock)
+    with named(engine).connect(Place(WORLD, clock, one_node=True)) as comm:
+        return check_operations(engine, comm, clock)
+
+
+def check_operations(engine, comm, clock):
     rank, size = comm.rank, comm.size
     checked = []
     lacks = []  # what the engine says it has not
@@ -285,7 +254,6 @@ def check(engine):
     comm.count(8)
     assert comm.calls is None  # by something else, which did not tell
 
-    disconnect(engine)
     return {"size": size, "checked": sorted(set(checked)), "lacks": lacks}
 
 

@@ -12,10 +12,11 @@ import numpy as np
 import torch
 from mpi4py import MPI
 
+from scalebench.comm.engines import named
+from scalebench.comm.engines.base import Place
 from scalebench.comm.shared import OneSidedState
 from scalebench.data.dataset import Dataset
 from scalebench.data.plan import BatchPlan
-from scalebench.native.connection import connected
 from scalebench.strategies import registry
 from scalebench.study.spec import Run
 from scalebench.system.clock import WallClock
@@ -57,7 +58,7 @@ def main(folder):
         clock = WallClock()
         rounds = run.epochs // strategy.every
         states = []
-        with connected(run.engine, MPI.COMM_WORLD, clock, one_node=True) as comm:
+        with named(run.engine).connect(Place(MPI.COMM_WORLD, clock, one_node=True)) as comm:
 
             def shared(initial, host, comm=comm, rounds=rounds, states=states):
                 states.append(OneSidedState(comm, initial))

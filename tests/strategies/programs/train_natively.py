@@ -16,10 +16,11 @@ from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
 
 sys.path.insert(0, str(Path(__file__).parents[3]))  # the checkout, for the tests' own modules
 
+from scalebench.comm.engines import named
+from scalebench.comm.engines.base import Place
 from scalebench.comm.shared import OneSidedState
 from scalebench.data.dataset import Dataset
 from scalebench.data.plan import BatchPlan
-from scalebench.native.connection import connected
 from scalebench.strategies import registry, replica_state
 from scalebench.strategies.ddp import Ddp
 from scalebench.study.spec import Run
@@ -112,7 +113,7 @@ def take_part(run, mpi, entry, dataset, folder):
     seed_generators(worker_seed(run.seed, mpi.rank))
     calls = [0, 0]
     mpi = Counted(mpi).over(clock, calls)
-    with connected(run.engine, mpi, clock, one_node=True) as comm, counting_in_torch(clock, calls):
+    with named(run.engine).connect(Place(mpi, clock, one_node=True)) as comm, counting_in_torch(clock, calls):
         mesh = strategy.traits.mesh(run.workers)
         plan = BatchPlan.of(run, run.workers, run.seed, dataset, mesh.parts)
         states = []

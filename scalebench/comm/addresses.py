@@ -14,8 +14,8 @@ from contextlib import suppress
 
 import psutil
 
+from scalebench.comm.control import Control
 from scalebench.errors import EngineError
-from scalebench.native.control import Control
 
 LOOPBACK = "127.0.0.1"
 _TRY_S = 3.0  # seconds for each address

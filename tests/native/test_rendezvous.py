@@ -7,10 +7,12 @@ import socket
 import psutil
 import pytest
 
+from scalebench.comm.addresses import listening_address, own_addresses
+from scalebench.comm.engines import named
+from scalebench.comm.engines.base import Place
 from scalebench.errors import EngineError
-from scalebench.native.addresses import listening_address, own_addresses
-from scalebench.native.connection import connected, meet
 from scalebench.native.heartbeat import Heartbeat, create_heartbeats
+from scalebench.native.rendezvous import meet
 from scalebench.system.clock import WallClock
 
 
@@ -25,11 +27,10 @@ def heart(tmp_path):
     return Heartbeat(tmp_path / "heartbeats", 0)
 
 
-def test_ranks_of_one_node_listen_on_loopback_alone(tmp_path, heart, monkeypatch):
-    monkeypatch.setenv("SLURM_STEP_NUM_NODES", "1")
+def test_ranks_of_one_node_listen_on_loopback_alone(tmp_path, heart):
     before = listened_at()
-    world = meet(tmp_path, heart, 0, 1)
-    with connected("gloo", world, WallClock(), one_node=True) as communicator:
+    world = meet(tmp_path, heart, 0, 1, one_node=True)
+    with named("gloo").connect(Place(world, WallClock(), one_node=True)) as communicator:
         assert communicator.size == 1
         assert listened_at() - before <= {"127.0.0.1"}
         assert "127.0.0.1" in listened_at()
@@ -37,12 +38,11 @@ def test_ranks_of_one_node_listen_on_loopback_alone(tmp_path, heart, monkeypatch
 
 
 def test_port_in_use_is_named_with_its_variable(tmp_path, heart, monkeypatch):
-    monkeypatch.setenv("SLURM_STEP_NUM_NODES", "1")
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
         monkeypatch.setenv("MASTER_PORT", str(port))
         with pytest.raises(EngineError, match=f"cannot listen at port {port} of 127.0.0.1: .* in use; set MASTER_PORT"):
-            meet(tmp_path, heart, 0, 1)
+            meet(tmp_path, heart, 0, 1, one_node=True)
 
 
 @pytest.mark.parametrize("variable", ["MASTER_ADDR", "GLOO_SOCKET_IFNAME"])

@@ -9,8 +9,8 @@ from datetime import timedelta
 import pytest
 import torch.distributed as dist
 
+from scalebench.comm.control import StoreGroup
 from scalebench.errors import EngineError
-from scalebench.native.control import StoreGroup
 
 KEY = b"of this launch"
 

@@ -1,0 +1,69 @@
+"""Costs of gloo, and of DDP's hooks and wrapper in a step.
+
+gloo's threads wait for the scheduler: costs are measured in seconds, not in reference steps.
+"""
+
+from __future__ import annotations
+
+import operator
+from functools import partial
+
+import numpy as np
+import torch
+from torch.nn.parallel import DistributedDataParallel
+
+from scalebench.cluster.engine_costs import EngineCost
+from scalebench.comm.engines import named
+from scalebench.comm.engines.base import Place
+from scalebench.models.flat import side_by_side
+from scalebench.native.probe_rounds import ProbeRounds
+from scalebench.native.probe_samples import GRID, Found, Sample, entry
+from scalebench.native.probe_steps import added_by_hooks, beside_reference, of_a_lone_worker
+from scalebench.training.reference_step import Step, reference_network
+
+
+def measure(rounds: ProbeRounds, source: str) -> tuple[Found, list[EngineCost]]:
+    """Measure gloo's allreduce, and the cost per step of DDP."""
+    buffers = {nbytes: torch.zeros(nbytes // 4) for nbytes in GRID}
+
+    def one_round() -> list[Sample]:
+        with named("gloo").connect(Place(rounds.mpi, rounds.clock, one_node=True)) as comm:
+            samples = [
+                rounds.after_computing(("gloo", nbytes), partial(comm.allreduce_, buffers[nbytes])) for nbytes in GRID
+            ]
+            samples += beside_reference(rounds, ("joined", 0), _ddp_step(), operator.sub)
+        return samples + of_a_lone_worker("gloo", rounds, _ddp_step)
+
+    found = rounds.measure(one_round, relative=False)
+    alone_s, _ = added_by_hooks(found)
+    curve = found.curve("gloo", GRID, relative=False)
+    # Threads of joined ranks compete for the cores in a step, which costs more than the bucket's bare allreduce.
+    sizes, seconds = zip(*curve, strict=True)
+    bucket = sum(parameter.numel() for parameter in reference_network().parameters())  # DDP's only one
+    bucket_s = float(np.interp(4 * bucket, sizes, seconds))
+    return found, [
+        entry(
+            "gloo",
+            curve,
+            ranks=rounds.mpi.size,
+            source=source,
+            message_s=found.least(("gloo", 4), relative=False),
+            per_step_s=max(0.0, found.seconds(("joined", 0), relative=False) - bucket_s),
+            alone_s=alone_s,
+        )
+    ]
+
+
+def _ddp_step() -> Step:
+    """Make the reference step of a script with a module wrapped for DDP."""
+    net, x = reference_network(), torch.randn(8, 96)
+    _, gradients, _ = side_by_side(net)
+    module = DistributedDataParallel(net)
+    optimizer = torch.optim.SGD(net.parameters(), lr=1e-6, momentum=0.9)
+
+    def step() -> None:
+        gradients.zero_()
+        module(x).sum().backward()
+        optimizer.step()
+
+    return step

@@ -1,0 +1,45 @@
+"""The cores and GPUs that this process may use."""
+
+from __future__ import annotations
+
+import os
+import re
+from itertools import takewhile
+from pathlib import Path
+
+_CPUS = Path("/sys/devices/system/cpu")
+_GPU = re.compile(r"\d+|(GPU|MIG)-[\w/-]+")  # as CUDA_VISIBLE_DEVICES names one
+
+
+def cores() -> int:
+    """Number of cores this process may use."""
+    return len(os.sched_getaffinity(0))
+
+
+def physical_cores() -> int:
+    """Number of cores without hardware threads, to which processes can be bound."""
+    return len(cores_with_threads())
+
+
+def gpus() -> int:
+    """Number of NVIDIA GPUs this process may use: those of CUDA_VISIBLE_DEVICES, else all that the driver lists."""
+    given = os.environ.get("CUDA_VISIBLE_DEVICES")
+    if given is not None:  # CUDA reads up to the first invalid name
+        return len(list(takewhile(_GPU.fullmatch, (each.strip() for each in given.split(",")))))
+    listed = len(list(Path("/proc/driver/nvidia/gpus").glob("*")))
+    return listed or len(list(Path("/dev").glob("nvidia[0-9]*")))
+
+
+def cores_with_threads() -> list[frozenset[int]]:
+    """Return the CPUs of each core: its hardware threads, or one where the system does not tell which share a core."""
+    cpus = sorted(os.sched_getaffinity(0))
+    threads: dict[tuple[str, str], set[int]] = {}
+    for cpu in cpus:
+        topology = _CPUS / f"cpu{cpu}" / "topology"
+        try:
+            package = (topology / "physical_package_id").read_text()
+            core = (topology / "core_id").read_text()
+        except OSError:
+            return [frozenset({each}) for each in cpus]
+        threads.setdefault((package, core), set()).add(cpu)
+    return [frozenset(together) for together in threads.values()]
