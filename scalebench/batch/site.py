@@ -10,8 +10,8 @@ from typing import Annotated, Any, Literal
 from pydantic import AfterValidator, BeforeValidator, Field, NonNegativeInt, PositiveInt, ValidationError
 
 from scalebench.errors import UsageError
+from scalebench.study.choices import LauncherName
 from scalebench.study.parsing import parse_duration
-from scalebench.study.spec import Launcher
 from scalebench.study.validation import StrictModel, explain, read_mapping
 
 FILE = "site.yaml"
@@ -44,7 +44,7 @@ class Site(StrictModel):
     modules: list[Line] = Field([], description="loaded before anything else")
     setup: list[Line] = Field([], description="lines of shell after the modules; default: this environment's PATH")
     container: Line | None = Field(None, description="command before `scalebench`, as `apptainer exec image.sif`")
-    launcher: Launcher | None = Field(None, description="what starts real ranks")
+    launcher: LauncherName | None = Field(None, description="what starts real ranks")
     options: list[Line] = Field([], description="further flags of each job, as --constraint=ib")
 
 

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import rich_click as click
 
 from scalebench.cli.options import PATH, STRATEGY, completed_study, json_option, parsed_by, strategy_labels
+from scalebench.study.choices import Execution
 
 _FAIL_ON = ("regression", "metric", "repeatable-metric", "failed", "undecided", "missing")
 
@@ -24,9 +25,7 @@ _FAIL_ON = ("regression", "metric", "repeatable-metric", "failed", "undecided", 
     callback=strategy_labels,
     help="Compare this one only; repeatable. With A alone, twice: the reference first.",
 )
-@click.option(
-    "--execution", type=click.Choice(["native", "paced", "virtual", "modelled"]), help="Compare these runs only."
-)
+@click.option("--execution", type=click.Choice(get_args(Execution)), help="Compare these runs only.")
 @click.option(
     "--threshold",
     callback=parsed_by("parse_share"),

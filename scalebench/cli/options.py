@@ -6,11 +6,12 @@ import math
 import os
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar, get_args
 
 import click
 
 from scalebench.errors import ResultsError
+from scalebench.study.choices import BASELINES, LauncherName
 
 if TYPE_CHECKING:
     from scalebench.figures.selection import Selection
@@ -142,7 +143,7 @@ keep_going_option = click.option(
 )
 launcher_option = click.option(
     "--launcher",
-    type=click.Choice(["auto", "local", "mpirun", "srun", "torchrun", "horovodrun"]),
+    type=click.Choice(get_args(LauncherName)),
     expose_value=False,
     callback=_keep_launcher,
     help="What starts real ranks; auto: mpirun, without one srun in a job of Slurm, else processes of this host.  "
@@ -152,7 +153,7 @@ table_options = all_of(
     click.option(
         "--against",
         multiple=True,
-        type=click.Choice(["allreduce", "horovod", "ddp", "serial"]),
+        type=click.Choice([*BASELINES, "serial"]),
         help="Baseline of the reductions in the table; repeatable.  [default: the first of these that ran]",
     ),
     click.option("--full", is_flag=True, help="Print every point with its interval, and all remarks."),

@@ -8,7 +8,7 @@ from typing import Any, TypeVar, get_args
 import rich_click as click
 
 from scalebench.cli.options import PATH, all_of
-from scalebench.study.heterogeneity import EngineName
+from scalebench.study.choices import EngineName, Execution
 
 _F = TypeVar("_F", bound=Callable[..., Any])
 _LR_POLICIES = ["constant", "linear", "cosine", "step", "optimizer_steps"]
@@ -32,7 +32,7 @@ STUDY_OPTIONS: dict[str, dict[str, Any]] = {
         "type": click.Choice(_LR_POLICIES),
         "help": "linear: multiplied by the workers; step and optimizer_steps: decayed every --set lr_decay_every=N.",
     },
-    "execution": {"type": click.Choice(["auto", "native", "paced", "virtual", "modelled"]), "help": _EXECUTIONS},
+    "execution": {"type": click.Choice(["auto", *get_args(Execution)]), "help": _EXECUTIONS},
     "engine": {
         "type": click.Choice(get_args(EngineName)),
         "help": "Native engine of all strategies.",

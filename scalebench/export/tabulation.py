@@ -25,8 +25,9 @@ from scalebench.formatting import (
     marks,
     metric_word,
 )
+from scalebench.study.choices import BASELINES
 
-_AGAINST = ("serial", "allreduce", "horovod", "ddp")
+_AGAINST = ("serial", *BASELINES)
 _TIMES = ((1.0, 1e3, "ms"), (1e4, 1.0, "s"), (math.inf, 1 / 3600, "h"))  # limit of the longest time (s), factor, unit
 _PLAIN_DIGITS = 3  # of a number without an interval
 _NARROWEST = 1e-4  # interval worth its digits, of the number: simulated times can differ by rounding alone

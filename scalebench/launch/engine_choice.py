@@ -15,8 +15,8 @@ from scalebench.launch.hosts import Allocation
 from scalebench.records.provenance import JOB_IDS
 from scalebench.strategies import registry
 from scalebench.strategies.base import Strategy
-from scalebench.study.heterogeneity import EngineName
-from scalebench.study.spec import VIRTUAL, Component, Study
+from scalebench.study.choices import VIRTUAL, EngineName
+from scalebench.study.spec import Component, Study
 from scalebench.system import processors
 
 ENGINES = (VIRTUAL, *engines.NAMES)

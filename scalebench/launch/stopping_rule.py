@@ -20,10 +20,9 @@ from typing import NamedTuple, Protocol
 
 from scalebench.launch.sweep import Sweep
 from scalebench.records.progress import group_of
+from scalebench.study.choices import BASELINES
 from scalebench.study.spec import Run, Until
 from scalebench.training.outcome import Outcome
-
-_BASELINES = ("allreduce", "horovod", "ddp")  # at the same worker count; and serial, which has only one
 
 
 class SweepPoint(NamedTuple):
@@ -151,7 +150,7 @@ class StoppingRule:
 
     def _compared_with(self, point: SweepPoint) -> list[SweepPoint]:
         def is_baseline(name: str, workers: int) -> bool:
-            return name == "serial" or (name in _BASELINES and workers == point.workers)
+            return name == "serial" or (name in BASELINES and workers == point.workers)
 
         names = {SweepPoint.of(run): run.strategy.name for run in self._runs}
         if names[point] == "serial":  # it is in every block; its baselines would return after a gap

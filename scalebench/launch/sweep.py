@@ -19,9 +19,10 @@ from scalebench.launch.hosts import Allocation, reachable, this_host
 from scalebench.native.job import server_ranks
 from scalebench.strategies import registry
 from scalebench.strategies.base import Setting
+from scalebench.study.choices import VIRTUAL, Execution
 from scalebench.study.heterogeneity import VirtualOptions
 from scalebench.study.jitter import STATED
-from scalebench.study.spec import ADAMW_DECAY, VIRTUAL, Component, Execution, Run, Study, Training, slug
+from scalebench.study.spec import ADAMW_DECAY, Component, Run, Study, Training, slug
 
 if TYPE_CHECKING:
     from scalebench.models.parts import Layer

@@ -15,7 +15,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict
 
-from scalebench.study.heterogeneity import EngineName
+from scalebench.study.choices import EngineName, Execution
 
 SCHEMA_VERSION = 1
 
@@ -57,7 +57,7 @@ class RunRow(_Row):
     error: Annotated[str | None, Doc("reason why the run was not completed, one line")] = None
 
     execution: Annotated[
-        Literal["native", "paced", "virtual", "modelled"],
+        Execution,
         Doc("way in which the number was obtained; ratios never mix two of them"),
     ]
     engine: Annotated[Literal["virtual", EngineName], Doc("communication engine")]

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, ClassVar, Literal
 from pydantic import Field
 
 from scalebench.comm.base import Capability, Request
+from scalebench.comm.engines import providing
 from scalebench.errors import StudyError
 from scalebench.strategies.averaging import Averaging
 from scalebench.strategies.base import Batch, Setting, Synchronisation, Worker
@@ -55,7 +56,7 @@ class DasoFixed(Averaging):
     requires: ClassVar[frozenset[Capability]] = frozenset(
         {Capability.COLLECTIVES, Capability.NONBLOCKING, Capability.SPLIT}
     )
-    engines: ClassVar[tuple[str, ...]] = ("mpi", "gloo", "nccl")
+    engines: ClassVar[tuple[str, ...]] = providing(Capability.SPLIT)
 
     def schedule(self, epochs: int) -> SkipSchedule:
         first = Skips(self.global_skip, self.local_skip, self.wait)

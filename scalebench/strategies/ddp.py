@@ -9,6 +9,7 @@ from typing import Any, ClassVar, Literal
 from pydantic import Field, model_validator
 
 from scalebench.comm.base import Capability, Overlap
+from scalebench.comm.engines import providing
 from scalebench.errors import StudyError
 from scalebench.strategies.allreduce import GradientAveraging, mean_of_gradients
 from scalebench.strategies.base import Batch, Setting, Synchronisation, Worker
@@ -53,7 +54,7 @@ class VirtualDdp(GradientAveraging):
     name: ClassVar[str] = "ddp"
     summary: ClassVar[str] = "the real DistributedDataParallel: gradients averaged every batch in overlapped buckets"
     source: ClassVar[str] = "Li et al., VLDB 2020, arXiv 2006.15704; torch.nn.parallel.DistributedDataParallel"
-    engines: ClassVar[tuple[str, ...]] = ("gloo", "nccl")
+    engines: ClassVar[tuple[str, ...]] = providing(Capability.PROCESS_GROUP)
     requires: ClassVar[frozenset[Capability]] = frozenset({Capability.COLLECTIVES, Capability.OVERLAP})
 
     _stated = model_validator(mode="after")(options_have_an_effect)

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, ClassVar, Literal
 from pydantic import Field
 
 from scalebench.comm.base import Capability
+from scalebench.comm.engines import providing
 from scalebench.errors import StudyError
 from scalebench.strategies.averaging import Averaging, too_few_steps
 from scalebench.strategies.base import Setting, Synchronisation, Worker
@@ -41,7 +42,7 @@ class Gossip(Averaging):
     summary: ClassVar[str] = "weights mixed with neighbours on a ring, or with a random partner"
     source: ClassVar[str] = "Lian et al., NeurIPS 2017, arXiv 1705.09056 and ICML 2018, arXiv 1710.06952"
     requires: ClassVar[frozenset[Capability]] = frozenset({Capability.COLLECTIVES, Capability.POINT_TO_POINT})
-    engines: ClassVar[tuple[str, ...]] = ("mpi", "gloo", "nccl")
+    engines: ClassVar[tuple[str, ...]] = providing(Capability.POINT_TO_POINT)
 
     def setup(self, worker: Worker) -> None:
         worker.state.taken = 0

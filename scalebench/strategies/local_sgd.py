@@ -9,6 +9,7 @@ from typing import ClassVar
 from pydantic import Field, PositiveInt, model_validator
 
 from scalebench.comm.base import Capability, Communicator
+from scalebench.comm.engines import providing
 from scalebench.errors import StudyError
 from scalebench.strategies.averaging import Averaging, local_intervals, too_few_steps
 from scalebench.strategies.base import Setting, Synchronisation, Worker
@@ -81,7 +82,7 @@ class PostLocalSgd(Averaging):
     summary: ClassVar[str] = "gradients averaged every batch at first, then weights every H local steps (option steps)"
     source: ClassVar[str] = "Lin et al., ICLR 2020, arXiv 1808.07217"
     requires: ClassVar[frozenset[Capability]] = frozenset({Capability.COLLECTIVES, Capability.SPLIT})
-    engines: ClassVar[tuple[str, ...]] = ("mpi", "gloo", "nccl")
+    engines: ClassVar[tuple[str, ...]] = providing(Capability.SPLIT)
 
     def setup(self, worker: Worker) -> None:
         worker.state.taken = 0
@@ -146,7 +147,7 @@ class HierarchicalLocalSgd(Averaging):
     summary: ClassVar[str] = "weights averaged often in small groups, seldom in large ones"
     source: ClassVar[str] = "Lin et al., ICLR 2020, arXiv 1808.07217; torch HierarchicalModelAverager"
     requires: ClassVar[frozenset[Capability]] = frozenset({Capability.COLLECTIVES, Capability.SPLIT})
-    engines: ClassVar[tuple[str, ...]] = ("mpi", "gloo", "nccl")
+    engines: ClassVar[tuple[str, ...]] = providing(Capability.SPLIT)
 
     @model_validator(mode="after")
     def _grow_together(self) -> HierarchicalLocalSgd:

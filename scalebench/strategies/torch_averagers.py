@@ -16,6 +16,7 @@ from typing import ClassVar
 from pydantic import Field, PositiveInt
 
 from scalebench.comm.base import Capability
+from scalebench.comm.engines import providing
 from scalebench.errors import StudyError
 from scalebench.strategies.base import Batch, Setting, Strategy, Synchronisation, Worker
 from scalebench.strategies.local_sgd import HierarchicalLocalSgd, LocalSgd, PostLocalSgd, require_divisors
@@ -30,7 +31,7 @@ _NATIVE = frozenset({Capability.PROCESS_GROUP})
 class TorchAverager(Strategy):
     """One of torch's averagers: virtual runs take the steps of `rule`, our strategy with the same arithmetic."""
 
-    engines: ClassVar[tuple[str, ...]] = ("gloo", "nccl")
+    engines: ClassVar[tuple[str, ...]] = providing(Capability.PROCESS_GROUP)
     requires: ClassVar[frozenset[Capability]] = _VIRTUAL
 
     @property

@@ -9,11 +9,9 @@ from typing import Annotated, Any, Literal
 from pydantic import BeforeValidator, Field, NonNegativeInt, PositiveFloat, model_validator
 
 from scalebench.errors import StudyError
+from scalebench.study.choices import ChargedEngine
 from scalebench.study.jitter import MOST_SIGMA, STATED
 from scalebench.study.validation import StrictModel
-
-ChargedEngine = Literal["mpi", "horovod", "gloo", "nccl"]  # native engines with ranks, whose collectives have costs
-EngineName = Literal[ChargedEngine, "tasks"]  # each is a file of comm/engines
 
 
 class SlowWindow(StrictModel):

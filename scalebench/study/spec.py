@@ -17,15 +17,13 @@ from pydantic import (
     model_validator,
 )
 
-from scalebench.study.heterogeneity import EngineName, VirtualOptions
+from scalebench.study.choices import BASELINES, VIRTUAL, EngineName, Execution, LauncherName
+from scalebench.study.heterogeneity import VirtualOptions
 from scalebench.study.parsing import Share, parse_workers
 from scalebench.study.tuning import Tune, unknown_key
 from scalebench.study.validation import StrictModel
 
-Execution = Literal["native", "paced", "virtual", "modelled"]
-VIRTUAL = "virtual"  # engine of executions whose time is a price
 SIMULATED = ("virtual", "modelled")  # executions whose time is a price
-Launcher = Literal["auto", "local", "mpirun", "srun", "torchrun", "horovodrun"]
 _LR_DECAY = 0.1
 _LARGEST_LR = 1e38  # float32 and bfloat16 end at 3.4e38
 DEFAULT_TARGET = 0.9  # accuracy of the default study; serial reaches it after the first epoch
@@ -209,7 +207,7 @@ class Study(Training):
     )
     strategies: list[Component] = Field(
         default_factory=lambda: [
-            Component(name=name) for name in ("serial", "allreduce", "horovod", "ddp", "epoch_average", "epoch_async")
+            Component(name=name) for name in ("serial", *BASELINES, "epoch_average", "epoch_async")
         ],
         min_length=1,
     )
@@ -221,9 +219,9 @@ class Study(Training):
     tune: Tune | None = Field(None, description="tune every strategy at every worker count, with equal trials")
     warmup_runs: NonNegativeInt = Field(0, description="runs at the start of each native launch that do not count")
     seed: int = Field(0, ge=0, le=MOST_SEED)
-    execution: Literal["auto", "native", "paced", "virtual", "modelled"] = "auto"
+    execution: Execution | Literal["auto"] = "auto"
     engine: EngineName | Literal["auto"] = "auto"
-    launcher: Launcher = Field(
+    launcher: LauncherName = Field(
         "auto", description="program that starts real ranks, unless --launcher names one; auto: by the allocation"
     )
     calibration: Path | None = Field(None, description="a calibration.json to charge virtual runs by")

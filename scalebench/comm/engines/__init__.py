@@ -6,10 +6,10 @@ from functools import cache
 from importlib import import_module
 from typing import get_args
 
+from scalebench.comm.base import Capability
 from scalebench.comm.engines.base import Engine
 from scalebench.errors import EngineError, nearest
-from scalebench.study.heterogeneity import EngineName
-from scalebench.study.spec import VIRTUAL
+from scalebench.study.choices import VIRTUAL, EngineName
 
 NAMES: tuple[str, ...] = get_args(EngineName)  # of native engines; each is a file here that makes an `ENGINE`
 
@@ -48,6 +48,11 @@ def require(name: str) -> None:
     reason = available(name)
     if reason is not None:
         raise EngineError(f"engine {name} is not available: {reason}")
+
+
+def providing(capability: Capability) -> tuple[str, ...]:
+    """Return the native engines that provide a capability, in the order in which strategies prefer them."""
+    return tuple(name for name in NAMES if capability in named(name).provides)
 
 
 def on_gpus() -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from scalebench.comm.base import Capability
 from scalebench.comm.engines.base import Engine
-from scalebench.study.spec import VIRTUAL
+from scalebench.study.choices import VIRTUAL
 
 
 class Virtual(Engine):
