@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, get_args
 
 import numpy as np
 import pandas as pd
@@ -24,8 +24,10 @@ from scalebench.analysis.loading import Results, cached, is_representative
 from scalebench.analysis.rounds import timed
 from scalebench.formatting import counted, deviation
 from scalebench.strategies.registry import preferred_engine
+from scalebench.study.choices import EngineName
 
-PREFERRED_ENGINES = ("mpi", "nccl", "gloo", "horovod", "tasks")  # native engine to compare with, if there are several
+# Native engine to compare with, if there are several.
+PREFERRED_ENGINES = tuple(dict.fromkeys(("mpi", "nccl", "gloo", *get_args(EngineName))))
 CHECKED_FROM = 2  # checks
 OF_A_MEDIAN = 1.35  # variance of a median of three over that of their mean
 NATIVE_ERROR, BESIDE_PROGRAMS = "virtual-native error", "error of calibrating beside programs"

@@ -86,7 +86,8 @@ def test_unknown_engine_suggests_the_nearest_name():
 
 
 def test_progress_threads_count_as_busy_cores():
-    assert [engines.named(name).busy_threads(2) for name in engines.NAMES] == [1, 2, 2, 0, 1], "nccl computes on GPUs"
+    busy = {"mpi": 1, "horovod": 2, "gloo": 2, "nccl": 0, "tasks": 1}  # nccl computes on GPUs
+    assert {name: engines.named(name).busy_threads(2) for name in busy} == busy
     assert engines.named("mpi").busy_threads(2, threads_per_worker=3) == 3
     assert engines.named("gloo").busy_threads(1) == 1, "a lone worker moves no bytes"
 
