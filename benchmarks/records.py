@@ -31,7 +31,7 @@ SYNCED = 100  # runs
 STRATEGIES = ("allreduce", "horovod", "ddp", "epoch_average", "epoch_async", "local_sgd")
 WORKERS = (1, 2, 4, 8, 16, 32, 64)
 _BEGAN = datetime(2026, 1, 1, tzinfo=UTC)
-_SUMMARY = "from scalebench.analysis import load, summary_rows; print(len(summary_rows(load({!r}))))"
+_SUMMARY = "from scalebench.analysis import load, summary; print(len(summary(load({!r})).rows))"
 _HASH = "0123456789ab"
 
 

@@ -15,6 +15,8 @@ ROUGH_MEANS = f"{ROUGH}: an interval wider than the number itself leaves its ord
 OVERSUBSCRIBED, DISTURBED = "×", "†"  # behind numbers of cells that are no baseline
 _NUMBER = re.compile(r"(\d+(?:\.\d+)?)")
 _LEAST_S = 5e-10  # shorter times are none
+_FORMULA = re.compile(r"'*[=+\-@]")
+_CONTROL = re.compile(r"[\x00-\x1f\x7f\x85\u2028\u2029]+")
 _HUGE = 1e9  # numbers from here on have an exponent
 
 
@@ -86,7 +88,12 @@ def tell_marks(texts: Iterable[str]) -> list[str]:
 
 
 def seconds_with_interval(value: float, low: float, high: float) -> str:
-    """Return seconds with an interval in the same unit, `1.23 s [1.20, 1.26]`; only the value without an interval."""
+    """Return seconds with an interval in the same unit, `1.23 s [1.20, 1.26]`; only the value without an interval.
+
+    An interval without an upper end is `[from 1.20 s]`.
+    """
+    if math.isfinite(value) and math.isfinite(low) and high == math.inf:
+        return f"{seconds(value)} [from {seconds(low)}]"
     text, (factor, _) = as_known(seconds, value, low, high), _unit(value)
     return text + _bounds(text, low * factor, high * factor)
 
@@ -195,12 +202,6 @@ def metric_with_interval(value: float, low: float, high: float, *, signed: bool 
     return f"{value:{sign}.3f} [{low:{sign}.3f}, {high:{sign}.3f}]"
 
 
-def time_of_cell(cell: Mapping[Any, Any]) -> str:
-    """Return the time of a cell with its interval; the time alone where the cell is marked and that leaves no digit."""
-    text = seconds_with_interval(cell["train_s"], cell["low_s"], cell["high_s"])
-    return seconds(cell["train_s"]) if text == NOT_SHOWN and marks(cell) else text
-
-
 def time_of_cell_alone(cell: Mapping[Any, Any]) -> str:
     """Return the time of a cell with the digits that its interval leaves; all of them where the cell is marked."""
     if marks(cell):
@@ -212,6 +213,12 @@ def marks(cell: Mapping[Any, Any]) -> str:
     """Return the signs of an oversubscribed or disturbed cell, to stand behind a number: ` ×`, ` †`, ` ×†` or none."""
     signs = OVERSUBSCRIBED * bool(cell["oversubscribed"]) + DISTURBED * bool(cell["disturbed"])
     return f" {signs}" if signs else ""
+
+
+def in_cell(text: str) -> str:
+    """Return a text for a cell of a CSV file: on one line, and with an apostrophe before what starts like a formula."""
+    plain = _CONTROL.sub(" ", text).strip()
+    return f"'{plain}" if _FORMULA.match(plain) else plain
 
 
 def natural(text: str) -> tuple[tuple[str, float], ...]:

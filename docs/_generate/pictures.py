@@ -177,7 +177,7 @@ def _page() -> Path | None:
     Path("paper.tex").write_text(source[1].replace("my-study", "gallery"), encoding="utf-8")
     _scalebench("plot", "results/gallery", "--style", "ieee", "--format", "pdf")
     _scalebench(
-        "table", "results/gallery", "--style", "latex", "--columns", "vs-allreduce,metric", "--output", "table.tex"
+        "table", "results/gallery", "--format", "latex", "--columns", "vs-allreduce,metric", "--output", "table.tex"
     )
     for _ in range(2):  # the second run knows the references
         subprocess.run(["pdflatex", "-interaction=nonstopmode", "paper.tex"], check=True, stdout=subprocess.DEVNULL)

@@ -3,69 +3,61 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Hashable, Mapping, Sequence
-from typing import Any
+from dataclasses import replace
 
 import pandas as pd
 
 from scalebench.analysis.comparing import NO_RUN, SPLIT_BASELINES, ratios
-from scalebench.analysis.grouping import CELL, DISTURBED_BY, cells, chosen_strategies, crowding, place
+from scalebench.analysis.grouping import DISTURBED_BY, cells, chosen_strategies, crowding, place
 from scalebench.analysis.intervals import NOTHING_VARIES
 from scalebench.analysis.loading import Results
 from scalebench.analysis.methodology import Evidence, check
 from scalebench.analysis.methodology.quality import findings
 from scalebench.analysis.native_check import agreement, checked, virtual_error
 from scalebench.analysis.pairing import NO_BASELINE
+from scalebench.analysis.quantities import STRATEGY, WORKERS_MARKED, Row, quantities, with_ratios
 from scalebench.analysis.rounds import timed, trained
 from scalebench.analysis.time_to_target import censor_mark
 from scalebench.analysis.tuning import tuning_in_words
-from scalebench.formatting import (
-    DISTURBED,
-    EMPTY,
-    NOT_SHOWN,
-    OVERSUBSCRIBED,
-    as_known,
-    counted,
-    digits,
-    marks,
-    percent,
-    percent_with_interval,
-    seconds,
-    time_of_cell,
-)
+from scalebench.formatting import DISTURBED, NOT_SHOWN, OVERSUBSCRIBED, as_known, counted, seconds
+from scalebench.records.progress import group_of
 from scalebench.study.spec import SIMULATED
+from scalebench.tables.table import METRIC_ALONE, Column, Table
 
 _AGAINST = ("allreduce", *SPLIT_BASELINES)
-_REDUCTION = ("reduction", "reduction_low", "reduction_high")
-_SPEEDUP = ("speedup", "speedup_low", "speedup_high")
 
 
-def summary_header(results: Results) -> tuple[str, ...]:
-    """Column names of `summary_rows`; `to target` if the study states one, and the baselines that it ran."""
-    aims = ("to target",) if _aims(results) else ()
-    against = (f"vs {name}" for name in _baselines(cells(results)))
-    time = ("strategy", "workers", "time [interval]", *aims, "median", "spread", "speedup")
-    return (*time, *against, "metric", "execution")
-
-
-def summary_rows(results: Results) -> list[tuple[str, ...]]:
-    """Rows of the table of `scalebench run --full`, one per cell, as text."""
-    table, compared = cells(results), ratios(results)
-    if table.empty:
-        return []
-    baselines = _baselines(table)
-    for baseline in ("serial", *baselines):
-        columns = list(_SPEEDUP if baseline == "serial" else _REDUCTION)
-        against = compared.loc[compared["baseline"] == baseline, [*CELL, *columns]]
-        named = {name: f"{name} {baseline}" for name in _REDUCTION}
-        table = table.merge(against.rename(columns=named), on=CELL, how="left")
-    several = table["metric_name"].nunique() > 1
-    return [_texts(cell, several, _aims(results), baselines) for cell in table.to_dict("records")]
+def summary(results: Results) -> Table:
+    """Return the table of `scalebench run --full`: a row for each cell, with its marks behind the worker count."""
+    table = cells(results)
+    ran = set(table["strategy"])
+    baselines = [name for name in _AGAINST if name == _AGAINST[0] or name in ran]
+    of_baselines = [f"vs-{name}" for name in baselines]
+    known = quantities(table["metric_name"].dropna().unique())
+    aims = bool(results.completed["target_metric"].notna().any())
+    target = Column[Row]("to target", time_and_epochs)
+    columns = [
+        replace(STRATEGY, shared=True),
+        WORKERS_MARKED,
+        *(known["time"], *([target] if aims else []), known["median"], known["spread"], known["speedup"]),
+        *(known[name] for name in of_baselines),
+        replace(known["metric"], form=METRIC_ALONE),
+        Column("execution", lambda row: group_of(row["execution"], row["engine"]), shared=True),
+    ]
+    rows = with_ratios(results, table, ["speedup", *of_baselines]).to_dict("records") if len(table) else []
+    found = Table.of(title_of(results), columns, rows)
+    return replace(found, notes=found.told() + summary_notes(results))
 
 
 def summary_table(results: Results) -> pd.DataFrame:
-    """Table of `scalebench run --full`, as text."""
-    return pd.DataFrame(summary_rows(results), columns=list(summary_header(results)))
+    """Return the texts of `summary`, with the marks of a cell behind its worker count."""
+    table = summary(results)
+    rows = [[str(cell.text) for cell in row] for row in table.rows]
+    return pd.DataFrame(rows, columns=[column.name for column in table.columns])
+
+
+def title_of(results: Results) -> str:
+    return f"{results.runs['study'].iloc[-1]}: {counted(int(results.runs['repetition'].nunique()), 'repetition')}"
 
 
 def summary_notes(results: Results, *, brief: bool = False) -> list[str]:
@@ -110,38 +102,7 @@ def _counted_findings(results: Results) -> list[str]:
     return [f"{' and '.join(found)} on these numbers: scalebench check {results.folder}"] if found else []
 
 
-def _baselines(table: pd.DataFrame) -> list[str]:
-    """`allreduce`, and the other baselines among the strategies of `table`."""
-    ran = set(table["strategy"]) if len(table) else set()
-    return [name for name in _AGAINST if name == _AGAINST[0] or name in ran]
-
-
-def _aims(results: Results) -> bool:
-    return bool(results.completed["target_metric"].notna().any())
-
-
-def _texts(cell: dict[Hashable, Any], several_metrics: bool, aims: bool, baselines: Sequence[str]) -> tuple[str, ...]:
-    metric = f"{cell['metric']:.3f}" if math.isfinite(cell["metric"]) else EMPTY
-    where = cell["execution"] if cell["execution"] == cell["engine"] else f"{cell['execution']} {cell['engine']}"
-    return (
-        cell["label"],
-        str(cell["workers"]),
-        time_of_cell(cell),
-        *([time_and_epochs(cell)] if aims else []),
-        seconds(cell["median_s"]),
-        percent(cell["spread"]).lstrip("+"),
-        _speedup(*(cell[name] for name in _SPEEDUP)),
-        *(percent_with_interval(*(cell[f"{name} {baseline}"] for name in _REDUCTION)) for baseline in baselines),
-        f"{metric} {cell['metric_name']}" if several_metrics else metric,
-        where + marks(cell),
-    )
-
-
-def _speedup(value: float, low: float, high: float) -> str:
-    return EMPTY if not math.isfinite(value) else as_known(lambda *of: f"{digits(*of)}x", value, low, high)
-
-
-def time_and_epochs(cell: Mapping[Hashable, Any]) -> str:
+def time_and_epochs(cell: Row) -> str:
     """Time and epochs to the target, `410 ms/3`; with a star where some runs, `never` where most did not reach it."""
     time = as_known(seconds, *(cell[name] for name in ("time_to_target_s", "target_low_s", "target_high_s")))
     if time == NOT_SHOWN:

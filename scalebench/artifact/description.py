@@ -8,7 +8,7 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import date
 from importlib.metadata import requires
 from pathlib import Path
@@ -19,18 +19,18 @@ from pydantic import Field, ValidationError
 from scalebench import __version__
 from scalebench.analysis import Results
 from scalebench.analysis.environment import hardware, nodes_in
-from scalebench.analysis.summary import summary_header, summary_rows
+from scalebench.analysis.summary import summary
 from scalebench.artifact.anonymising import Shipment, recorded_machines
 from scalebench.artifact.verification import Minutes, expected_again, expected_minutes
 from scalebench.data.builder import DATASETS
 from scalebench.errors import StudyError, nearest
 from scalebench.figures import Drawn, describe_figures, figure_names
-from scalebench.formatting import DISTURBED, OVERSUBSCRIBED
 from scalebench.report.answer import answer
 from scalebench.report.comparison import as_text, comparisons
 from scalebench.report.origin import study_facts
 from scalebench.study.spec import slug
 from scalebench.study.validation import StrictModel, explain, read_mapping
+from scalebench.tables import Cell, Table
 
 NO_LICENSE = "not stated by the authors; ask them before using the records further"
 _ORDER = ("strong-scaling", "weak-scaling", "time-reduction", "convergence", "breakdown", "agreement")
@@ -106,8 +106,7 @@ class Description:
     contributions: tuple[tuple[str, Contribution], ...]
     elements: tuple[Element, ...]
     not_drawn: tuple[tuple[str, str], ...]
-    header: tuple[str, ...]
-    expected: tuple[tuple[str, ...], ...]
+    expected: Table
     executions: tuple[str, ...]
     again: tuple[str, ...]
     minutes: Minutes
@@ -174,8 +173,7 @@ def describe(
             for figure in figures
         ),
         not_drawn=tuple((figure.name, figure.absent) for figure in drawn if figure.absent),
-        header=summary_header(results),
-        expected=tuple(_expected(summary_rows(results))),
+        expected=_expected(summary(results)),
         executions=executions,
         again=expected_again(executions, shipment),
         minutes=expected_minutes(results, earlier),
@@ -204,16 +202,19 @@ def light_requirements() -> list[str]:
     return [line for line in _requirements() if _package(line) not in _TRAINING_ONLY]
 
 
-def _expected(rows: list[tuple[str, ...]]) -> list[tuple[str, ...]]:
+def _expected(table: Table) -> Table:
     """Select for each strategy and execution the row with the largest worker count and no mark."""
-    largest: dict[tuple[str, str], tuple[str, ...]] = {}
-    for row in rows:
-        if row[-1].endswith((OVERSUBSCRIBED, DISTURBED)):
-            continue
-        key = (row[0], row[-1])
-        if key not in largest or int(row[1]) >= int(largest[key][1]):
+    names = [column.name for column in table.columns]
+    strategy, workers, execution = map(names.index, ("strategy", "workers", "execution"))
+    largest: dict[tuple[str, str], Sequence[Cell]] = {}
+    for row in table.rows:
+        count = row[workers].number
+        assert count is not None
+        key = (str(row[strategy].text), str(row[execution].text))
+        before = largest[key][workers].number if key in largest else None
+        if not count.mark and (before is None or count.value >= before.value):
             largest[key] = row
-    return list(largest.values())
+    return replace(table, title="", rows=list(largest.values()), notes=[])
 
 
 def _machine(facts: dict[str, Any]) -> tuple[tuple[str, str], ...]:

@@ -18,7 +18,7 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
 from scalebench.artifact.description import Author, Description
 from scalebench.artifact.verification import sha256
-from scalebench.figures.caption_files import escape_latex
+from scalebench.tables.latex import escape_latex
 
 CRATE = "ro-crate-metadata.json"
 _TEMPLATES = Path(__file__).with_name("templates")

@@ -1,6 +1,6 @@
-"""The tables at the end of a study: one that fits a screen, and the full one with a row for every cell.
+"""The table at the end of a study, which fits a screen.
 
-The first has strategies as rows and worker counts as columns. Its first section has the time of all epochs, a second
+It has strategies as rows and worker counts as columns. Its first section has the time of all epochs, a second
 one, if the study states a target, time and epochs to the target. Below each time is the reduction against a baseline.
 """
 
@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Hashable, Iterator, Sequence
+from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import pandas as pd
@@ -17,35 +19,31 @@ from scalebench.analysis import Results, cells, ratios
 from scalebench.analysis.grouping import EXECUTIONS
 from scalebench.analysis.loading import CELL
 from scalebench.analysis.native_check import PREFERRED_ENGINES
-from scalebench.analysis.summary import summary_header, summary_notes, summary_rows, time_and_epochs
+from scalebench.analysis.summary import summary_notes, time_and_epochs, title_of
 from scalebench.analysis.target_ratios import target_ratios
 from scalebench.analysis.time_to_target import CENSORED
-from scalebench.cli.terminal_table import TableColumn, TerminalTable
 from scalebench.errors import UsageError
 from scalebench.formatting import (
-    DISTURBED,
     NOT_SHOWN,
-    OVERSUBSCRIBED,
     counted,
     is_reduction_supported,
     marks,
     metric_word,
     percent,
-    tell_marks,
     time_of_cell_alone,
 )
+from scalebench.tables import Column, Table
 
 BASELINES = ("allreduce", "horovod", "ddp", "serial")
-_SPARE = ("speedup", "vs horovod", "vs ddp", "spread", "median")  # left out on a narrow terminal, from the last
 _MARKS = {
     "(": "( ): the interval of the reduction holds zero, or there is none",
     **CENSORED,
 }
 Place = tuple[str, int]  # execution and workers of a column
-Line = tuple[str, dict[Place, Text]]  # label and cells of a row
+Line = tuple[str, str, dict[Place, Text]]  # heading, label and cells of a row
 
 
-def answer_table(results: Results, against: Sequence[str] = ()) -> TerminalTable:
+def answer_table(results: Results, against: Sequence[str] = ()) -> Table:
     """Return the table that fits a screen, with reductions against the baselines `against`, or the first that ran.
 
     Raises:
@@ -64,39 +62,20 @@ def answer_table(results: Results, against: Sequence[str] = ()) -> TerminalTable
         sections[aim] = _section(table, target_ratios(results), baselines, _target)
     found = {(str(kind), int(n)) for kind, n in table[["execution", "workers"]].itertuples(index=False)}
     places = sorted(found, key=lambda at: (EXECUTIONS.index(at[0]), at[1]))
-    columns = [TableColumn("", shared=True), TableColumn("workers", left=True)]
-    columns += [TableColumn(str(at[1]), spare=_spare(at, places), over=at[0]) for at in places]
-    rows: list[list[str | Text]] = [
-        [heading, label, *(texts.get(at, "") for at in places)]
-        for heading, lines in sections.items()
-        for label, texts in lines
-    ]
-    texts = [str(cell) for row in rows for cell in row[2:]]
-    notes = [text for mark, text in _MARKS.items() if any(mark in cell for cell in texts)] + tell_marks(texts)
-    return TerminalTable(_title(results), columns, rows, [*notes, *summary_notes(results, brief=True)])
-
-
-def full_table(results: Results) -> TerminalTable:
-    """Return the table with a row for every cell, with its notes."""
-    metrics = "/".join(sorted(results.completed["metric_name"].dropna().unique())) or "metric"
+    lines = [(heading, label, texts) for heading, own in sections.items() for label, texts in own]
     columns = [
-        TableColumn(
-            metrics if name == "metric" else name,
-            shared=name in ("strategy", "execution"),
-            spare=1 + _SPARE.index(name) if name in _SPARE else 0,
-        )
-        for name in summary_header(results)
+        Column[Line]("", lambda line: line[0], shared=True),
+        Column[Line]("workers", lambda line: line[1], left=True),
+        *(Column[Line](str(at[1]), partial(_cell, at), spare=_spare(at, places), over=at[0]) for at in places),
     ]
-    rows = []
-    for label, workers, *numbers, execution in summary_rows(results):
-        plain = execution.rstrip(f" {OVERSUBSCRIBED}{DISTURBED}")
-        rows.append([label, f"{workers}{execution.removeprefix(plain)}", *numbers, plain])
-    marked = tell_marks(cell for row in rows for cell in row)
-    return TerminalTable(_title(results), columns, rows, marked + summary_notes(results))
+    shown = Table.of(title_of(results), columns, lines)
+    texts = [str(text) for *_, own in lines for text in own.values()]
+    notes = [text for mark, text in _MARKS.items() if any(mark in cell for cell in texts)] + shown.told()
+    return replace(shown, notes=[*notes, *summary_notes(results, brief=True)])
 
 
-def _title(results: Results) -> str:
-    return f"{results.runs['study'].iloc[-1]}: {counted(int(results.runs['repetition'].nunique()), 'repetition')}"
+def _cell(at: Place, line: Line) -> Text | str:
+    return line[2].get(at, "")
 
 
 def _one_engine(table: pd.DataFrame) -> pd.DataFrame:
@@ -116,7 +95,7 @@ def _spare(place: Place, places: Sequence[Place]) -> int:
 
 def _section(
     table: pd.DataFrame, compared: pd.DataFrame, baselines: Sequence[str], text: Callable[[dict[Hashable, Any]], Text]
-) -> Iterator[Line]:
+) -> Iterator[tuple[str, dict[Place, Text]]]:
     """A line of times for each strategy, and one of reductions against each baseline that it is compared with."""
     for label, own in table.groupby("label", sort=False):
         yield str(label), {(cell["execution"], cell["workers"]): text(cell) for cell in own.to_dict("records")}

@@ -8,6 +8,7 @@ from typing import Any, get_args
 
 import rich_click as click
 
+from scalebench.cli.formats import format_option, show_tables
 from scalebench.cli.options import PATH, STRATEGY, completed_study, json_option, parsed_by, strategy_labels
 from scalebench.study.choices import Execution
 
@@ -44,6 +45,7 @@ _FAIL_ON = ("regression", "metric", "repeatable-metric", "failed", "undecided", 
 )
 @click.option("--fail-on", multiple=True, type=click.Choice(_FAIL_ON), help="Leave with 1 if there is one; repeatable.")
 @click.option("--ignore", multiple=True, metavar="KEY", help="Compare although this key differs; repeatable.")
+@format_option
 @json_option
 def compare(
     a: Path,
@@ -51,6 +53,7 @@ def compare(
     strategies: tuple[str, ...],
     fail_on: tuple[str, ...],
     ignore: tuple[str, ...],
+    form: str,
     as_json: bool,
     **limits: Any,
 ) -> int:
@@ -67,8 +70,7 @@ def compare(
     """
     from scalebench.analysis import load
     from scalebench.analysis.verdicts import compare_strategies, compare_studies
-    from scalebench.cli.comparison import comparison_facts, comparison_notes, comparison_table
-    from scalebench.cli.terminal_table import print_results
+    from scalebench.cli.comparison import comparison_facts, comparison_table
 
     if b is None:
         if len(strategies) != 2:
@@ -86,7 +88,7 @@ def compare(
     if as_json:
         click.echo(json.dumps(comparison_facts(found), indent=2, allow_nan=False))
     else:
-        print_results(comparison_table(found), *comparison_notes(found))
+        show_tables(form, comparison_table(found))
     bad = {
         "regression": found.regressed,
         "metric": found.metrics("worse") > 0,

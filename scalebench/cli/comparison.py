@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import asdict
 from typing import Any
 
@@ -14,18 +14,13 @@ from scalebench.analysis.grouping import PLACE, place
 from scalebench.analysis.intervals import NOTHING_VARIES
 from scalebench.analysis.native_check import NATIVE_ERROR
 from scalebench.analysis.verdicts import METRIC_VERDICTS, VERDICTS, Verdicts
-from scalebench.cli.terminal_table import TableColumn, TerminalTable
 from scalebench.formatting import (
-    EMPTY,
     as_known,
     digits,
-    digits_with_interval,
-    metric_with_interval,
-    seconds,
-    share,
     tell_marks,
 )
 from scalebench.records.progress import group_of
+from scalebench.tables.table import COUNT, DIFFERENCE, RATIO, SHARE, TIME_ALONE, TWO_DIGITS, Column, Table, fields, text
 
 Row = Mapping[Any, Any]
 JSON_SCHEMA = 2  # of `--json`; raised when a key changes its meaning or goes
@@ -34,35 +29,31 @@ _PARTICIPLES = {verdict: verdict for verdict in _COLORS} | {"regression": "regre
 _METRIC_COLORS = {"worse": "red", "better": "green"}
 
 
-def comparison_table(found: Verdicts) -> TerminalTable:
+def comparison_table(found: Verdicts) -> Table:
+    """Return a row for each cell that both have."""
     rows = found.table.to_dict("records")
     one_pair = len({(row["label_a"], row["label_b"]) for row in rows}) == 1  # then the title names it
     metrics = {row["metric_name"] for row in rows} - {""}
-    columns: dict[TableColumn, Callable[[Row], str | Text]] = {
-        TableColumn("strategy", shared=True): lambda row: row["label_a"],
-        TableColumn("execution", shared=True): _execution,
-        TableColumn("workers"): lambda row: str(row["workers"]),
-        TableColumn("A", spare=1): lambda row: seconds(row["a_s"]),
-        TableColumn("A median", spare=5): lambda row: seconds(row["a_median_s"]),
-        TableColumn("A spread", spare=4): lambda row: share(row["a_spread"]),
-        TableColumn("B", spare=1): lambda row: seconds(row["b_s"]),
-        TableColumn("B median", spare=5): lambda row: seconds(row["b_median_s"]),
-        TableColumn("B spread", spare=4): lambda row: share(row["b_spread"]),
-        TableColumn("B / A [interval]"): lambda row: digits_with_interval(
-            row["ratio"], row["ratio_low"], row["ratio_high"]
-        ),
-        TableColumn("p (Holm)", spare=3): lambda row: f"{row['p_adjusted']:.2g}" if row["test"] else EMPTY,
-        TableColumn(f"{metrics.pop() if len(metrics) == 1 else 'metric'} B - A", spare=2): lambda row: (
-            metric_with_interval(row["metric_difference"], row["metric_low"], row["metric_high"], signed=True)
-        ),
-        TableColumn("verdict", left=True): _verdict,
-    }
-    without = {"strategy"} if one_pair else set()
-    without |= set() if any(row["test"] for row in rows) else {"p (Holm)"}
-    shown = [column for column in columns if column.name not in without]
+    change = f"{metrics.pop() if len(metrics) == 1 else 'metric'} B - A"
+    tested = any(row["test"] for row in rows)
+    columns: list[Column[Row]] = [
+        *([] if one_pair else [Column("strategy", text("label_a"), shared=True)]),
+        Column("execution", _execution, shared=True),
+        Column("workers", fields("workers"), COUNT),
+        Column("A", fields("a_s a_low a_high"), TIME_ALONE, spare=1),
+        Column("A median", fields("a_median_s"), TIME_ALONE, spare=5),
+        Column("A spread", fields("a_spread"), SHARE, spare=4),
+        Column("B", fields("b_s b_low b_high"), TIME_ALONE, spare=1),
+        Column("B median", fields("b_median_s"), TIME_ALONE, spare=5),
+        Column("B spread", fields("b_spread"), SHARE, spare=4),
+        Column("B / A [interval]", fields("ratio ratio_low ratio_high"), RATIO, title="B / A"),
+        *([Column("p (Holm)", fields("p_adjusted"), TWO_DIGITS, spare=3)] if tested else []),
+        Column(change, fields("metric_difference metric_low metric_high"), DIFFERENCE, spare=2),
+        Column("verdict", _verdict, left=True),
+    ]
     pair = f" ({rows[0]['label_a']})" if one_pair and rows[0]["label_a"] == rows[0]["label_b"] else ""
     title = f"A: {found.a}   B: {found.b}{pair}"
-    return TerminalTable(title, shown, [[columns[column](row) for column in shown] for row in rows])
+    return Table.of(title, columns, rows, comparison_notes(found))
 
 
 def _execution(row: Row) -> str:

@@ -7,12 +7,14 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
+from operator import itemgetter
 from typing import TYPE_CHECKING
 
-from scalebench.cli.terminal_table import TableColumn, TerminalTable, print_results
 from scalebench.formatting import OVERSUBSCRIBED, counted
 from scalebench.records.progress import lost_epochs
 from scalebench.system.processors import cores
+from scalebench.tables import Column, Table
+from scalebench.tables.screen import print_results
 
 if TYPE_CHECKING:
     from scalebench.launch.planning import StudyPlan
@@ -61,7 +63,7 @@ def _expected(standing: Standing, jobs: int) -> str:
     )
 
 
-def _table(standing: Standing) -> TerminalTable:
+def _table(standing: Standing) -> Table:
     plan = standing.plan
     runs, until = plan.sweep.runs, plan.study.until
     made = [run for run in standing.done if run.trial is None]
@@ -72,16 +74,16 @@ def _table(standing: Standing) -> TerminalTable:
         ["steps per epoch", "", *(str(shard.steps(0)) for shard in shards)],
         ["batch per worker", "", *(str(shard.batch_size) for shard in shards)],
     ]
-    columns = [TableColumn("workers", left=True), TableColumn("engine", left=True, spare=1)]
+    columns: list[Column[Sequence[str]]] = [Column("workers", itemgetter(0), left=True)]
+    if any(row[1] for row in rows):  # else nothing runs in real processes
+        columns.append(Column("engine", itemgetter(1), left=True, spare=1))
     for number, workers in enumerate(counts):
         is_last = number == len(counts) - 1
-        columns.append(TableColumn(str(workers), spare=0 if is_last else 2 + number % 2))
-    if not any(row[1] for row in rows):  # nothing runs in real processes
-        columns, rows = [columns[0], *columns[2:]], [[row[0], *row[2:]] for row in rows]
+        columns.append(Column(str(workers), itemgetter(2 + number), spare=0 if is_last else 2 + number % 2))
     most = f" at least, {len(runs) + len(plan.sweep.further)} at most" if until else ""
     there = f", {len(made)} done" * bool(made)
     title = f"{plan.study.name}: {counted(len(runs), 'run')}{most}{there}"
-    return TerminalTable(title, columns, rows, [_legend(standing)])
+    return Table.of(title, columns, rows, [_legend(standing)])
 
 
 def _strategies(plan: StudyPlan, counts: Sequence[int], made: Sequence[Run]) -> list[list[str]]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import textwrap
 from collections.abc import Sequence
+from operator import itemgetter
 from typing import TYPE_CHECKING, Any
 
 import rich_click as click
@@ -15,6 +16,7 @@ from scalebench.formatting import counted
 from scalebench.study.load import load_study, written_component
 from scalebench.study.spec import Component, Study
 from scalebench.study.validation import parse
+from scalebench.tables import Column, Table
 
 if TYPE_CHECKING:
     from scalebench.launch.planning import StudyPlan
@@ -107,7 +109,7 @@ def _show_traffic(plan: StudyPlan) -> None:
 
 
 def _print_table(title: str, head: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
-    from scalebench.cli.terminal_table import TableColumn, TerminalTable, print_results
+    from scalebench.tables.screen import print_results
 
-    columns = [TableColumn(name, left=True) for name in head]
-    print_results(TerminalTable(title, columns, rows, [""] if rows else ["none", ""]))
+    columns = [Column[Sequence[str]](name, itemgetter(place), left=True) for place, name in enumerate(head)]
+    print_results(Table.of(title, columns, rows, [""] if rows else ["none", ""]))

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Sequence
+from operator import itemgetter
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import rich_click as click
 
+from scalebench.cli.formats import format_option, show_tables
 from scalebench.cli.options import (
     FILE,
     STRATEGY,
@@ -18,10 +20,10 @@ from scalebench.cli.options import (
     results_argument,
     strategy_labels,
 )
+from scalebench.tables import Column, Table
 
 if TYPE_CHECKING:
     from scalebench.analysis.laws import Scaling
-    from scalebench.cli.terminal_table import TerminalTable
 
 
 @click.command()
@@ -42,10 +44,11 @@ if TYPE_CHECKING:
     show_default=True,
     help="Least speedup per worker at which a worker count is worth running.",
 )
+@format_option
 @json_option
 @click.option("--extrap", type=FILE, metavar="FILE.jsonl", help="Write the times for Extra-P as JSON Lines.")
 def laws(
-    results: Path | None, strategies: tuple[str, ...], efficiency: float, as_json: bool, extrap: Path | None
+    results: Path | None, strategies: tuple[str, ...], efficiency: float, form: str, as_json: bool, extrap: Path | None
 ) -> int:
     """Fit scaling laws to the times of the study in RESULTS (of several the newest; default: results/).
 
@@ -57,14 +60,13 @@ def laws(
     from scalebench.analysis import load
     from scalebench.analysis.laws import scaling_laws, write_extrap
     from scalebench.analysis.laws.render import as_values
-    from scalebench.cli.terminal_table import print_results
 
     study = load(completed_study(results))
     found = scaling_laws(study, strategies=strategies, efficiency=efficiency)
     if as_json:
         click.echo(json.dumps({"folder": str(study.folder), "laws": [as_values(one) for one in found]}, indent=2))
     else:
-        print_results(*laws_tables(found))
+        show_tables(form, *laws_tables(found))
         for note in study.notes:
             click.echo(note, err=True)
     if extrap is not None:
@@ -73,16 +75,18 @@ def laws(
     return 1 if all(one.refusal for one in found) else 0
 
 
-def laws_tables(found: Sequence[Scaling]) -> Iterator[TerminalTable | str]:
+def laws_tables(found: Sequence[Scaling]) -> Iterator[Table | str]:
     """A table of laws, advice and notes per series; series without a law in a line each at the end."""
     from scalebench.analysis.laws import band_name, no_band
     from scalebench.analysis.laws.render import AT_LEAST, LAWS, advice_lines, law_rows, title
-    from scalebench.cli.terminal_table import TableColumn, TerminalTable
 
-    columns = [TableColumn(name, left=name in ("law", "parameters")) for name in LAWS]
+    columns = [
+        Column[Sequence[str]](name, itemgetter(place), left=name in ("law", "parameters"))
+        for place, name in enumerate(LAWS)
+    ]
     fitted = [one for one in found if not one.refusal]
     for one in fitted:
-        yield TerminalTable(title(one), columns, law_rows(one), [*advice_lines(one), *one.notes, ""])
+        yield Table.of(title(one), columns, law_rows(one), [*advice_lines(one), *one.notes, ""])
     if intervals := {band_name(one.series) for one in fitted if not no_band(one.series)}:
         yield f"In brackets: {' or '.join(sorted(intervals))}, of parameters as if the law held. {AT_LEAST}"
     yield from (f"{title(one)}: no law: {one.refusal}" for one in found if one.refusal)

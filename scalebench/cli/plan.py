@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import math
 import re
 from collections.abc import Iterator
 from pathlib import Path
@@ -10,18 +11,19 @@ from typing import TYPE_CHECKING, Any
 
 import rich_click as click
 
+from scalebench.cli.formats import format_option, show_tables
 from scalebench.cli.options import NEW_FILE, all_of, verbosity_options
 from scalebench.cli.platform_options import layout_options, predictor_of
 from scalebench.errors import writing
-from scalebench.formatting import counted, digits, seconds, share
+from scalebench.formatting import EMPTY, counted, digits, seconds, share
 
 if TYPE_CHECKING:
     from torch import nn
 
-    from scalebench.cli.terminal_table import TerminalTable
-    from scalebench.pricing.layouts import Plan, Planner, Step
+    from scalebench.pricing.layouts import Plan, Planner, StageOf, Step
     from scalebench.pricing.prediction import Predictor
     from scalebench.study.spec import Component
+    from scalebench.tables import Table
 
 _GIB, _MIB = 2**30, 2**20
 _OUTPUTS = 1000  # of an own model, as its layers are counted
@@ -34,7 +36,7 @@ _PANELS = {  # of `--help`
         *("--cluster", "--devices", "--memory", "--device", "--step-time", "--step-batch", "--calibration"),
         *("--roofline", "--measured-on", "--jitter", "--collective", "--input-rate"),
     ),
-    "Output": ("--write", "--quiet", "--verbose", "--help"),
+    "Output": ("--format", "--write", "--quiet", "--verbose", "--help"),
 }
 
 
@@ -46,8 +48,9 @@ _PANELS = {  # of `--help`
     "--batch", type=click.IntRange(min=1), required=True, metavar="B", help="Samples of a step of all devices."
 )
 @click.option("--write", "study", type=NEW_FILE, metavar="FILE.yaml", help="Write a study that compares the layouts.")
+@format_option
 @verbosity_options
-def plan(model: str | None, devices: int, batch: int, study: Path | None, **flags: Any) -> int:
+def plan(model: str | None, devices: int, batch: int, study: Path | None, form: str, **flags: Any) -> int:
     """Plan how to divide a training of MODEL among N devices: data, sharded, tensor and pipeline parallelism.
 
     Every mesh of replicas, stages and tensor degree that multiplies to the devices is searched, with up to 8
@@ -59,13 +62,12 @@ def plan(model: str | None, devices: int, batch: int, study: Path | None, **flag
     scalebench plan my_model.py:build --input 3x32x32 --cluster this-machine --step-time 0.02 --devices 4 --batch 64
     """
     gc.disable()  # for a command of seconds: what torch alone makes are 400,000 objects that stay
-    from scalebench.cli.terminal_table import print_results
     from scalebench.pricing.layouts import Planner
 
     predictor = predictor_of(model, flags | {"batch": None, "batch_global": batch} | _WHOLE)
     planner = Planner(predictor, devices, _module(model or "", predictor))
     found = planner.plan()
-    print_results(*_answer(planner, found), _table(planner, found), *_stages(planner, found))
+    show_tables(form, *_answer(planner, found), _table(planner, found), *_stages(planner, found))
     if study is not None:
         _write(study, model or "", planner, found, flags)
     return 0
@@ -127,42 +129,31 @@ def _at_ends(found: Plan) -> str:
     return f"Not at both ends of the intervals: {said}."
 
 
-def _table(planner: Planner, found: Plan) -> TerminalTable:
-    from scalebench.cli.terminal_table import TableColumn, TerminalTable
-    from scalebench.pricing.decision import seconds_span
+def _table(planner: Planner, found: Plan) -> Table:
+    from scalebench.pricing.decision import SPAN
+    from scalebench.tables.table import COUNT, MEMORY, NUMBER, TIME_ALONE, Column, Measured, Table
+
+    def recomputed(step: Step) -> str:
+        return str(step.layout.strategy.options.get("recompute", EMPTY))
+
+    def if_staged(step: Step, value: float) -> Measured:
+        return Measured(value if step.layout.mesh.pipeline > 1 else math.nan)
 
     again = any("recompute" in step.layout.strategy.options for step in found.steps)
-    columns = [
-        TableColumn("layout", left=True),
-        TableColumn("data"),
-        TableColumn("stages"),
-        TableColumn("tensor"),
-        TableColumn("micro-batches", spare=2),
-        *([TableColumn("computed again")] if again else []),
-        TableColumn("step"),
-        TableColumn("speedup", spare=1),
-        TableColumn("compute", spare=4),
-        TableColumn("communication"),
-        TableColumn("bubble"),
-        TableColumn("memory"),
+    columns: list[Column[Step]] = [
+        Column("layout", _layout, left=True),
+        Column("data", lambda step: Measured(step.layout.mesh.data), COUNT),
+        Column("stages", lambda step: Measured(step.layout.mesh.pipeline), COUNT),
+        Column("tensor", lambda step: Measured(step.layout.mesh.tensor), COUNT),
+        Column("micro-batches", lambda step: if_staged(step, step.layout.micro_batches), COUNT, spare=2),
+        *([Column("computed again", recomputed)] if again else []),
+        Column("step", lambda step: Measured(step.step_s, step.low_s, step.high_s), SPAN),
+        Column("speedup", lambda step: Measured(found.alone_s / step.step_s), NUMBER, spare=1),
+        Column("compute", lambda step: Measured(step.compute_s), TIME_ALONE, spare=4),
+        Column("communication", lambda step: Measured(step.comm_s), TIME_ALONE),
+        Column("bubble", lambda step: if_staged(step, step.bubble_s), TIME_ALONE),
+        Column("memory", lambda step: Measured(step.memory.total), MEMORY),
     ]
-
-    def row(step: Step) -> list[str]:
-        mesh, options = step.layout.mesh, step.layout.strategy.options
-        shard = f" shard {options['shard']}" if "shard" in options else ""
-        return [
-            f"{step.layout.strategy.name}{shard}",
-            *(f"{each:,}" for each in (mesh.data, mesh.pipeline, mesh.tensor)),
-            f"{step.layout.micro_batches:,}" if mesh.pipeline > 1 else "-",
-            *([str(options.get("recompute", "-"))] if again else []),
-            seconds_span(step.step_s, step.low_s, step.high_s),
-            digits(found.alone_s / step.step_s),
-            seconds(step.compute_s),
-            seconds(step.comm_s),
-            seconds(step.bubble_s) if mesh.pipeline > 1 else "-",
-            _gib(step.memory.total),
-        ]
-
     platform = planner.predictor.platform
     title = f"modelled ({platform.device.source}): a step on {planner.devices:,} workers of {platform.cluster.name}"
     notes = ["the best of each kind; speedup: over one device at the same batch; memory: of the fullest worker"]
@@ -174,28 +165,39 @@ def _table(planner: Planner, found: Plan) -> TerminalTable:
         )
     if planner.uncut:
         notes.append(f"layouts that divide the model are left out: {planner.uncut}")
-    return TerminalTable(title, columns, [row(step) for step in found.steps], notes)
+    return Table.of(title, columns, found.steps, notes)
 
 
-def _stages(planner: Planner, found: Plan) -> Iterator[TerminalTable]:
+def _layout(step: Step) -> str:
+    strategy = step.layout.strategy
+    shard = f" shard {strategy.options['shard']}" if "shard" in strategy.options else ""
+    return f"{strategy.name}{shard}"
+
+
+def _stages(planner: Planner, found: Plan) -> Iterator[Table]:
     """Yield the stages of the fastest layout that has several."""
-    from scalebench.cli.terminal_table import TableColumn, TerminalTable
+    from scalebench.tables.table import COUNT, MEMORY, TIME_ALONE, Column, Measured, Table
 
     step = next((step for step in found.steps if step.layout.mesh.pipeline > 1), None)
     if step is None:
         return
-    names = ("layers", "parameters", "gradients", "optimizer", "activations", "memory")
-    columns = [TableColumn("stage"), TableColumn("from", left=True), TableColumn("to", left=True)]
-    columns += [TableColumn(name) for name in ("number", "both passes", *names[1:])]
-    rows = []
-    for place, stage in enumerate(planner.stages(step.layout)):
-        sizes = [_gib(int(getattr(stage.memory, name))) for name in names[1:-1]]
-        ends = str(place), stage.first, stage.last, str(stage.layers), seconds(stage.pass_s)
-        rows.append([*ends, *sizes, _gib(stage.memory.total)])
-    yield TerminalTable(
+
+    def size(name: str) -> Column[tuple[int, StageOf]]:
+        return Column(name, lambda each: Measured(getattr(each[1].memory, name)), MEMORY)
+
+    columns: list[Column[tuple[int, StageOf]]] = [
+        Column("stage", lambda each: str(each[0])),
+        Column("from", lambda each: each[1].first, left=True),
+        Column("to", lambda each: each[1].last, left=True),
+        Column("number", lambda each: Measured(each[1].layers), COUNT),
+        Column("both passes", lambda each: Measured(each[1].pass_s), TIME_ALONE),
+        *map(size, ("parameters", "gradients", "optimizer", "activations")),
+        Column("memory", lambda each: Measured(each[1].memory.total), MEMORY),
+    ]
+    yield Table.of(
         f"stages of {step.layout.strategy}",
         columns,
-        rows,
+        list(enumerate(planner.stages(step.layout))),
         ["both passes: of a micro-batch, with what is computed once; memory has the strategy's own tensors, too"],
     )
 

@@ -13,6 +13,7 @@ import rich_click as click
 from click import get_current_context
 from click.core import ParameterSource
 
+from scalebench.cli.formats import format_option, show_tables
 from scalebench.cli.options import NEW_FILE, NEW_PICTURE, STRATEGY, all_of, parsed_by, verbosity_options
 from scalebench.cli.platform_options import POSITIVE, parse_strategy, platform_options, predictor_of
 from scalebench.cli.predicted_target import Target, aimed, read_laws, target_sentences, targets_of
@@ -21,9 +22,11 @@ from scalebench.errors import UsageError, writing
 from scalebench.formatting import digits, seconds, share
 
 if TYPE_CHECKING:
-    from scalebench.cli.terminal_table import TerminalTable
     from scalebench.pricing.grid import Grid, Point
     from scalebench.pricing.prediction import Predictor
+    from scalebench.tables import Table
+
+    _Row = tuple[Point, Target | None]  # a point, and the epochs to a target where these are given
 
 STRATEGIES = ("allreduce", "epoch_average")  # by default
 _FEW = 3  # points that a line names
@@ -41,7 +44,7 @@ _PANELS = {  # of `--help`
         *("--jitter", "--collective", "--input-rate", "--epoch-overhead", "--memory"),
     ),
     "What is asked": ("--workers", "--vary", "--budget", "--price", "--epochs-to-target"),
-    "Output": ("--figure", "--csv", "--quiet", "--verbose", "--help"),
+    "Output": ("--format", "--figure", "--csv", "--quiet", "--verbose", "--help"),
 }
 
 
@@ -71,6 +74,7 @@ _PANELS = {  # of `--help`
     help="E0 (1 + B / B_CRIT) at a global batch B; or fitted to the runs of a study, by strategy, or to a file of "
     "batch_global,epochs.",
 )
+@format_option
 @click.option("--csv", "table", type=NEW_FILE, metavar="FILE", help="Write all columns.")
 @click.option("--figure", type=NEW_PICTURE, metavar="FILE.png", help="Draw it.")
 @verbosity_options
@@ -84,6 +88,7 @@ def predict(
     epochs_to_target: str | None,
     table: Path | None,
     figure: Path | None,
+    form: str,
     **flags: Any,
 ) -> int:
     """Predict trainings of MODEL, a layer table (`resnet50`, ...) or file.py:factory, without training.
@@ -96,13 +101,12 @@ def predict(
     its interval and what binds it.
     """
     gc.disable()  # for a command of seconds: what torch alone makes are 400,000 objects that stay
-    from scalebench.cli.terminal_table import print_results
 
     if varied:
         stated = get_current_context().get_parameter_source("workers") is not ParameterSource.DEFAULT
         count = one_count(workers if stated else None, budget, epochs_to_target)
         found = varied_training(model, strategies or STRATEGIES, count, varied, flags)
-        show_variation(*found, figure, table, price)
+        show_variation(*found, figure, table, price, form)
         return 0
     predictor, grid, to_target = predicted(model, workers, strategies, epochs_to_target, flags)
     if table is not None:
@@ -110,7 +114,9 @@ def predict(
     if figure is not None and grid.points:
         _draw(figure, predictor, grid)
     first = answer(predictor, grid, budget, price, to_target)
-    print_results(*first, _table(predictor, grid, to_target), *_sentences(predictor, grid, budget, price, to_target))
+    show_tables(
+        form, *first, _table(predictor, grid, to_target), *_sentences(predictor, grid, budget, price, to_target)
+    )
     if grid.points and all(point.lacking for point in grid.points):
         return 2
     return 0 if grid.points else 1
@@ -153,43 +159,50 @@ def _draw(path: Path, predictor: Predictor, grid: Grid) -> None:
     draw_prediction(path, grid, held, what, predictor.workload.in_all)
 
 
-def _table(predictor: Predictor, grid: Grid, to_target: dict[int, Target]) -> TerminalTable:
-    from scalebench.cli.terminal_table import TableColumn, TerminalTable
-    from scalebench.pricing.decision import seconds_span
+def _table(predictor: Predictor, grid: Grid, to_target: dict[int, Target]) -> Table:
+    from scalebench.pricing.decision import SPAN
+    from scalebench.tables.table import COUNT, MEMORY, NUMBER, SHARE, TIME_ALONE, Column, Measured, Table
 
-    columns: dict[TableColumn, Callable[[Point, Target | None], str]] = {
-        TableColumn("strategy", shared=True): lambda point, _: str(point.strategy),
-        TableColumn("workers"): lambda point, aim: (
-            f"{point.workers:,}{'*' * bool(point.outside or (aim and aim.beyond))}"
+    def of_epoch(value: Callable[[Point], float]) -> Callable[[_Row], Measured]:
+        return lambda each: Measured(value(each[0]) / each[0].epochs)
+
+    def workers(each: _Row) -> Measured:
+        point, aim = each
+        return Measured(point.workers, mark="*" * bool(point.outside or (aim and aim.beyond)))
+
+    def to_the_target(each: _Row) -> Measured:
+        point, aim = each
+        return Measured(aim.epochs * point.epoch_s if aim else math.nan)
+
+    has_stages = any(point.mesh.pipeline > 1 for point in grid.points)
+    columns: list[Column[_Row]] = [
+        Column("strategy", lambda each: str(each[0].strategy), shared=True),
+        Column("workers", workers, COUNT),
+        Column("step", lambda each: Measured(each[0].step_s), TIME_ALONE),
+        Column("epoch", lambda each: Measured(each[0].epoch_s), TIME_ALONE, spare=5),
+        Column("training", lambda each: Measured(each[0].train_s, each[0].low_s, each[0].high_s), SPAN),
+        *([Column("to target", to_the_target, TIME_ALONE)] if to_target else []),
+        Column("speedup", lambda each: Measured(each[0].speedup), NUMBER, spare=4),
+        Column("efficiency", lambda each: Measured(each[0].efficiency), SHARE),
+        Column("exposed", of_epoch(lambda point: point.exposed_s), TIME_ALONE, spare=1),
+        Column("hidden", of_epoch(lambda point: point.hidden_s), TIME_ALONE, spare=6),
+        Column("waiting", of_epoch(lambda point: point.wait_s), TIME_ALONE, spare=7),
+        *([Column("bubble", of_epoch(_bubble), TIME_ALONE, spare=7)] if has_stages else []),
+        Column("hours", lambda each: Measured(each[0].worker_hours), NUMBER, spare=2),
+        Column(
+            "memory", lambda each: Measured(each[0].memory.total, mark="!" * bool(each[0].lacking)), MEMORY, spare=3
         ),
-        TableColumn("step"): lambda point, _: seconds(point.step_s),
-        TableColumn("epoch", spare=5): lambda point, _: seconds(point.epoch_s),
-        TableColumn("training"): lambda point, _: seconds_span(point.train_s, point.low_s, point.high_s),
-        TableColumn("to target"): lambda point, aim: seconds(aim.epochs * point.epoch_s) if aim else "-",
-        TableColumn("speedup", spare=4): lambda point, _: digits(point.speedup),
-        TableColumn("efficiency"): lambda point, _: share(point.efficiency),
-        TableColumn("exposed", spare=1): lambda point, _: seconds(point.exposed_s / point.epochs),
-        TableColumn("hidden", spare=6): lambda point, _: seconds(point.hidden_s / point.epochs),
-        TableColumn("waiting", spare=7): lambda point, _: seconds(point.wait_s / point.epochs),
-        TableColumn("bubble", spare=7): lambda point, _: (
-            seconds(point.bubble_s / point.epochs) if point.mesh.pipeline > 1 else "-"
-        ),
-        TableColumn("hours", spare=2): lambda point, _: digits(point.worker_hours),
-        TableColumn("memory", spare=3): lambda point, _: (
-            f"{digits(point.memory.total / 2**30)} GiB{'!' * bool(point.lacking)}"
-        ),
-        TableColumn("bound by", left=True): lambda point, _: point.binds,
-    }
-    left_out = set() if to_target else {"to target"}
-    if all(point.mesh.pipeline == 1 for point in grid.points):
-        left_out.add("bubble")
-    shown = {column: text for column, text in columns.items() if column.name not in left_out}
-    rows = [[text(point, to_target.get(n)) for text in shown.values()] for n, point in enumerate(grid.points)]
+        Column("bound by", lambda each: each[0].binds, left=True),
+    ]
     title = f"modelled ({predictor.platform.device.source}): {predictor.training}"
     outside = dict.fromkeys(text for point in grid.points for text in point.outside)
     outside |= dict.fromkeys(aim.beyond for aim in to_target.values() if aim.beyond)
     notes = [f"* outside what the inputs are known to hold for: {'; '.join(outside)}"] if outside else []
-    return TerminalTable(title, list(shown), rows, notes)
+    return Table.of(title, columns, [(point, to_target.get(n)) for n, point in enumerate(grid.points)], notes)
+
+
+def _bubble(point: Point) -> float:
+    return point.bubble_s if point.mesh.pipeline > 1 else math.nan
 
 
 def answer(

@@ -102,15 +102,16 @@ def enter_first_folder(folder: Path) -> Path:
 
 
 def _summarise(tally: Tally, against: Sequence[str], full: bool) -> None:
-    from scalebench.cli.answer_table import answer_table, full_table
-    from scalebench.cli.terminal_table import print_results
+    from scalebench.analysis.summary import summary
+    from scalebench.cli.answer_table import answer_table
+    from scalebench.tables.screen import print_results
 
     if verbosity() >= 0 and (tally.completed or tally.done_before or tally.failed):
         from scalebench.analysis import load
         from scalebench.report.answer import spoken
 
         results = load(tally.folder)
-        print_results(*spoken(results), full_table(results) if full else answer_table(results, against))
+        print_results(*spoken(results), summary(results) if full else answer_table(results, against))
     done = f", {tally.done_before} were there before" if tally.done_before else ""
     failed = f", {len(tally.failed)} did not complete" if tally.failed else ""
     trials = f" and {counted(tally.trials, 'trial')}" if tally.trials else ""

@@ -11,8 +11,9 @@ from typing import TYPE_CHECKING
 import rich_click as click
 
 from scalebench.cli.run_common import RUNS_LEFT
-from scalebench.cli.terminal_table import TableColumn, TerminalTable, print_results
 from scalebench.formatting import counted
+from scalebench.tables.screen import print_results
+from scalebench.tables.table import COUNT, Column, Measured, Table
 
 if TYPE_CHECKING:
     from scalebench.batch.standing import ShardStanding
@@ -71,20 +72,25 @@ def _facts(folder: Path, found: Sequence[ShardStanding]) -> dict[str, object]:
 
 
 def _print(folder: Path, found: Sequence[ShardStanding]) -> None:
-    columns = [TableColumn("shard"), TableColumn("workers", left=True), TableColumn("nodes"), TableColumn("done")]
-    columns += [TableColumn("job", left=True), TableColumn("state", left=True)]
-    rows = []
-    for each in found:
-        shard = each.shard
-        at = ", ".join(map(str, shard.workers))
-        at += f", repetition {shard.repetition + 1}" if shard.repetition is not None else ""
-        at += " (virtual)" if shard.is_simulated else ""
-        state = f"{each.state}: {each.why}" if each.why else each.state
-        rows.append([str(shard.number), at, str(shard.nodes), f"{each.done}/{len(shard.run_ids)}", each.job, state])
+    columns: list[Column[ShardStanding]] = [
+        Column("shard", lambda each: Measured(each.shard.number), COUNT),
+        Column("workers", _workers, left=True),
+        Column("nodes", lambda each: Measured(each.shard.nodes), COUNT),
+        Column("done", lambda each: f"{each.done}/{len(each.shard.run_ids)}"),
+        Column("job", lambda each: each.job, left=True),
+        Column("state", lambda each: f"{each.state}: {each.why}" if each.why else each.state, left=True),
+    ]
     planned, done = sum(len(each.shard.run_ids) for each in found), sum(each.done for each in found)
     failed = sum(each.failed for each in found)
     title = f"{folder.name}: {done} of {counted(planned, 'run')} done, {failed} failed, {planned - done - failed} left"
-    print_results(TerminalTable(title, columns, rows), *_next(folder, found))
+    print_results(Table.of(title, columns, found), *_next(folder, found))
+
+
+def _workers(each: ShardStanding) -> str:
+    shard = each.shard
+    at = ", ".join(map(str, shard.workers))
+    at += f", repetition {shard.repetition + 1}" if shard.repetition is not None else ""
+    return f"{at} (virtual)" if shard.is_simulated else at
 
 
 def _next(folder: Path, found: Sequence[ShardStanding]) -> list[str]:

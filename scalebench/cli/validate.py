@@ -2,21 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from functools import partial
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import rich_click as click
 
+from scalebench.cli.formats import format_option, show_tables
 from scalebench.cli.options import FILE, FOLDER, PATH
 from scalebench.errors import ResultsError, UsageError
-from scalebench.formatting import counted, digits, percent, share
+from scalebench.formatting import counted, share
+from scalebench.tables.table import CHANGE, COUNT, SHARE, TWO_DIGITS, Column, Table, fields, text
 
 if TYPE_CHECKING:
     import pandas as pd
 
-    from scalebench.cli.terminal_table import TerminalTable
     from scalebench.validation.prediction import Overheads
 
 
@@ -34,7 +34,10 @@ if TYPE_CHECKING:
 @click.option(
     "--output", type=FOLDER, metavar="DIR", help="Write each prediction (prediction-error.csv) and the figure there."
 )
-def validate(results: tuple[Path, ...], published: Path | None, calibration: Path | None, output: Path | None) -> int:
+@format_option
+def validate(
+    results: tuple[Path, ...], published: Path | None, calibration: Path | None, output: Path | None, form: str
+) -> int:
     """Predict native and paced runs in RESULTS, or published measurements, and say how wrong the predictions are.
 
     Runs of one or more studies (default: the newest in results/) are priced by the study's calibration, as modelled
@@ -51,7 +54,6 @@ def validate(results: tuple[Path, ...], published: Path | None, calibration: Pat
     scalebench validate results/my-study --output plots/validation
     scalebench validate --published experiments/published/scaling.csv --output plots/published
     """
-    from scalebench.cli.terminal_table import print_results
     from scalebench.validation.errors import with_errors
 
     if published is not None and (results or calibration is not None):
@@ -59,7 +61,7 @@ def validate(results: tuple[Path, ...], published: Path | None, calibration: Pat
     output = output.resolve() if output is not None else None
     predictions, notes = _published(published) if published is not None else _runs(results, calibration)
     errors = with_errors(predictions)
-    print_results(*_tables(errors), _order(errors), *notes)
+    show_tables(form, *_tables(errors), _order(errors), *notes)
     if output is not None:
         from scalebench.figures.prediction_error import write_prediction_error
 
@@ -109,28 +111,25 @@ def _runs(results: tuple[Path, ...], calibration: Path | None) -> tuple[pd.DataF
     return found, list(dict.fromkeys(notes))
 
 
-def _tables(errors: pd.DataFrame) -> Iterator[TerminalTable]:
-    from scalebench.cli.terminal_table import TableColumn, TerminalTable
+def _tables(errors: pd.DataFrame) -> Iterator[Table]:
     from scalebench.validation.errors import error_by_distance, error_by_source
 
-    forms: dict[Any, tuple[str, Callable[[Any], str]]] = {
-        "source": ("source", str),
-        "doublings": ("doublings", str),
-        "points": ("points", str),
-        "mape": ("mean error", share),
-        "median": ("median", share),
-        "bias": ("signed", percent),
-        "linear_mape": ("linear scaling", share),
-        "skill": ("skill", partial(digits, significant=2)),
-        "held": ("intervals held", share),
+    known: dict[str, Column[Any]] = {
+        "source": Column("source", text("source"), left=True),
+        "doublings": Column("doublings", text("doublings")),
+        "points": Column("points", fields("points"), COUNT),
+        "mape": Column("mean error", fields("mape"), SHARE),
+        "median": Column("median", fields("median"), SHARE),
+        "bias": Column("signed", fields("bias"), CHANGE),
+        "linear_mape": Column("linear scaling", fields("linear_mape"), SHARE),
+        "skill": Column("skill", fields("skill"), TWO_DIGITS),
+        "held": Column("intervals held", fields("held"), SHARE),
     }
     for title, table in (
         ("error of predictions (modelled), by source of the measurements", error_by_source(errors)),
         ("by doublings from the calibration", error_by_distance(errors)),
     ):
-        columns = [TableColumn(forms[key][0], left=key == "source") for key in table]
-        rows = [[forms[key][1](value) for key, value in row.items()] for row in table.to_dict("records")]
-        yield TerminalTable(title, columns, rows)
+        yield Table.of(title, [known[str(key)] for key in table], table.to_dict("records"))
 
 
 def _order(errors: pd.DataFrame) -> str:

@@ -7,23 +7,26 @@ from __future__ import annotations
 
 import csv
 import gc
+import math
 from collections.abc import Iterator, Sequence
 from itertools import product
+from operator import itemgetter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import rich_click as click
 
+from scalebench.cli.formats import show_tables
 from scalebench.cli.options import NEW_FILE, NEW_PICTURE, STRATEGY, verbosity_options
 from scalebench.cli.platform_options import parse_strategy, platform_options, predictor_of
 from scalebench.errors import UsageError, writing
-from scalebench.formatting import percent, share
+from scalebench.formatting import percent
 
 if TYPE_CHECKING:
-    from scalebench.cli.terminal_table import TerminalTable
     from scalebench.pricing.prediction import Predictor
     from scalebench.pricing.what_if import Axis, Plane
     from scalebench.study.spec import Component
+    from scalebench.tables import Table
 
 _NAMED = 4  # cells
 _COMPARED = 2  # strategies whose times a sentence has; the rows have those of more
@@ -112,15 +115,16 @@ def show_variation(
     figure: Path | None,
     table: Path | None,
     price: float | None = None,
+    form: str = "terminal",
 ) -> None:
     """Print the answer, a row for each of few cells, and sentences; write and draw all cells."""
-    from scalebench.cli.terminal_table import print_results
-
+    parts: list[Table | str] = []
     if planes[0].ends is not None:
-        print_results(*answer(predictor, chosen, planes, workers, price), _rows(predictor, chosen, planes))
+        parts += [*answer(predictor, chosen, planes, workers, price), _rows(predictor, chosen, planes)]
     for strategy, plane in zip(chosen, planes, strict=True):
         for sentence in plane.remarks() if plane.ends is not None else plane.sentences():  # rows say the others
-            click.echo(f"{strategy}: {sentence}" if len(chosen) > 1 else sentence)
+            parts.append(f"{strategy}: {sentence}" if len(chosen) > 1 else sentence)
+    show_tables(form, *parts)
     if table is not None:
         _write(table, cell_rows(chosen, planes))
     for number, (strategy, plane) in enumerate(zip(chosen, planes, strict=True), start=1):
@@ -268,35 +272,41 @@ def _where(cells: Sequence[str], of: int) -> str:
     return f"at {'; '.join(cells[:_NAMED])}{more}"
 
 
-def _rows(predictor: Predictor, strategies: Sequence[Component], planes: Sequence[Plane]) -> TerminalTable:
-    from scalebench.cli.terminal_table import TableColumn, TerminalTable
-    from scalebench.pricing.decision import seconds_span
+def _rows(predictor: Predictor, strategies: Sequence[Component], planes: Sequence[Plane]) -> Table:
+    from scalebench.pricing.decision import SPAN
+    from scalebench.tables.table import CHANGE, SHARE, Column, Measured, Table, fields, text
 
     axes, rows = planes[0].axes, []
-    columns = [TableColumn("strategy", shared=True), *(TableColumn(axis.name) for axis in axes)]
-    columns += [TableColumn(name) for name in ("training", "difference", "efficiency")]
-    columns.append(TableColumn("bound by", left=True))
-    cells = list(product(*(axis.values for axis in axes)))
     for strategy, plane in zip(strategies, planes, strict=True):
         assert plane.low is not None
         assert plane.high is not None
         first = float(plane.train_s.flat[0])
-        for place, values in enumerate(cells):
+        for place, values in enumerate(product(*(axis.values for axis in axes))):
             time = float(plane.train_s.flat[place])
             rows.append(
-                [
-                    str(strategy),
-                    *(axis.text(value) for axis, value in zip(axes, values, strict=True)),
-                    seconds_span(time, float(plane.low.flat[place]), float(plane.high.flat[place])),
-                    "-" if place == 0 else percent(time / first - 1),
-                    f"{share(float(plane.efficiency.flat[place]))}{'*' * bool(plane.marked.flat[place])}",
-                    plane.components[plane.bound.flat[place]],
-                ]
+                {
+                    "strategy": str(strategy),
+                    **{axis.name: axis.text(value) for axis, value in zip(axes, values, strict=True)},
+                    "training": Measured(time, float(plane.low.flat[place]), float(plane.high.flat[place])),
+                    "difference": math.nan if place == 0 else time / first - 1,
+                    "efficiency": Measured(
+                        float(plane.efficiency.flat[place]), mark="*" * bool(plane.marked.flat[place])
+                    ),
+                    "bound by": plane.components[plane.bound.flat[place]],
+                }
             )
+    columns: list[Column[Any]] = [
+        Column("strategy", text("strategy"), shared=True),
+        *(Column(axis.name, text(axis.name)) for axis in axes),
+        Column("training", itemgetter("training"), SPAN),
+        Column("difference", fields("difference"), CHANGE),
+        Column("efficiency", itemgetter("efficiency"), SHARE),
+        Column("bound by", text("bound by"), left=True),
+    ]
     title = f"modelled ({predictor.platform.device.source}): {predictor.training}"
     marked = any(plane.marked.any() for plane in planes)
     notes = ["* outside what the inputs are known to hold for, or too large: below"] if marked else []
-    return TerminalTable(title, columns, rows, ["difference: to the first row of the strategy", *notes])
+    return Table.of(title, columns, rows, ["difference: to the first row of the strategy", *notes])
 
 
 def cell_rows(strategies: Sequence[Component], planes: Sequence[Plane]) -> list[dict[str, object]]:

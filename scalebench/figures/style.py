@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass, replace
-from functools import cache
 from typing import Any, Literal, get_args
 
 from scalebench.errors import UsageError, nearest
@@ -146,21 +145,3 @@ def _embeddable(font: str) -> str:
     if not file.endswith(".ttf"):
         raise UsageError(f"--font: {font!r} ({file}) is no TrueType font, and only those are embedded as Type 42")
     return font
-
-
-def printed_width(text: str, size: float, family: str) -> float:
-    """Return the width of a line in print, in points, without kerning."""
-    return size * sum(_advance_em(letter, family) for letter in text)
-
-
-@cache
-def _advance_em(letter: str, family: str) -> float:
-    """Return how far a letter moves the next one, in ems; 1 for one that the font does not have."""
-    from matplotlib.font_manager import FontProperties, findfont, get_font
-
-    size = 100
-    font = get_font(findfont(FontProperties(family=[family])))
-    if not font.get_char_index(ord(letter)):
-        return 1.0
-    font.set_size(size, 72)
-    return float(font.load_char(ord(letter)).linearHoriAdvance) / 65536 / size  # fixed point: 16 bits behind the point

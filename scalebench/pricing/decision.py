@@ -16,6 +16,7 @@ from scalebench.pricing.prediction import Case, Predictor
 from scalebench.pricing.uncertainty import ENDS, ends_in_words
 from scalebench.strategies import registry
 from scalebench.study.spec import Component
+from scalebench.tables.table import SECONDS, Form
 
 CLEARLY = 0.10  # least share of the time that a choice is changed for
 _NAMED = 4  # strategies that the answer names
@@ -87,6 +88,9 @@ def seconds_span(value: float, low: float, high: float) -> str:
     number, unit = seconds(value).split()
     factor = float(number.replace(",", "")) / value if value else 1.0
     return f"{digits(value * factor, 2)} {unit} ({digits(low * factor, 2)} to {digits(high * factor, 2)})"
+
+
+SPAN = Form(seconds_span, SECONDS)
 
 
 def hours_span(times: tuple[float, float, float], workers: float, hour: str, price: float | None) -> str:

@@ -12,6 +12,7 @@ from pathlib import Path
 from pydantic import BaseModel
 
 from scalebench.errors import ResultsError
+from scalebench.formatting import in_cell
 from scalebench.records.schema import SCHEMA_VERSION, columns
 from scalebench.system.atomic_write import open_own, sync_folder
 
@@ -194,9 +195,7 @@ def _cannot(what: str, path: Path, error: OSError) -> ResultsError:
     )
 
 
-_FORMULA = re.compile(r"'*[=+\-@]")
 _ESCAPED = re.compile(r"'+[=+\-@]")
-_CONTROL = re.compile(r"[\x00-\x1f\x7f\x85\u2028\u2029]+")
 
 
 def to_cell(value: object) -> str:
@@ -210,8 +209,7 @@ def to_cell(value: object) -> str:
         return "true" if value else "false"
     if isinstance(value, int | float):
         return repr(value)
-    text = _CONTROL.sub(" ", str(value)).strip()
-    return f"'{text}" if _FORMULA.match(text) else text
+    return in_cell(str(value))
 
 
 def to_text(cell: str) -> str:

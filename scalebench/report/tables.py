@@ -4,54 +4,55 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import replace
 from functools import partial
+from operator import itemgetter
 
 from scalebench.analysis import Results, agreement, cells, ratios
 from scalebench.analysis.comparing import SPLIT_BASELINES
-from scalebench.analysis.grouping import CELL
+from scalebench.analysis.grouping import EXECUTIONS, strategy_rank
 from scalebench.analysis.laws import EFFICIENCY, Advice, Scaling, scaling_laws
 from scalebench.analysis.laws.render import LAWS, count_text, law_rows, title
-from scalebench.analysis.tuning import metric_of, tuned_cells, tuning_in_words
-from scalebench.analysis.verdicts import METRIC_MARGIN
-from scalebench.formatting import (
-    EMPTY,
-    as_known,
-    digits,
-    digits_with_interval,
-    metric_with_interval,
-    percent,
-    percent_with_interval,
-    seconds,
-    share,
-    time_of_cell,
-)
-from scalebench.report.comparison import Comparison
-from scalebench.report.table import (
+from scalebench.analysis.quantities import (
     EXECUTION,
     STRATEGY,
-    TIME,
     WORKERS,
-    HtmlColumn,
-    HtmlTable,
     Row,
-    count,
     metric_head,
-    place_order,
+    quantities,
+    with_ratios,
 )
-from scalebench.report.target_table import target_table
+from scalebench.analysis.time_to_target import times_to_target
+from scalebench.analysis.tuning import metric_of, tuned_cells, tuning_in_words
+from scalebench.analysis.verdicts import METRIC_MARGIN
+from scalebench.formatting import EMPTY
+from scalebench.report.comparison import BASELINES, Comparison
+from scalebench.tables import Cell, Column, Measured, Table
+from scalebench.tables.table import (
+    CHANGE,
+    COUNT,
+    DIFFERENCE,
+    METRIC_ALONE,
+    RATIO,
+    SAVED,
+    TIME_ALONE,
+    TWO_DIGITS,
+    fields,
+    text,
+)
 
 _MOST_REASONS = 5
 _MOST_FAILED = 200
 _SAVED = "1 - T(strategy) / T(baseline), with its interval"
 _VERDICT = f"better or worse by more than {METRIC_MARGIN:g}, equal within that, or undecided"
-_metric = partial(metric_with_interval, low=math.nan, high=math.nan)
+_TIME = Column("time", fields("train_s"), TIME_ALONE, "geometric mean of the runs that strategy and baseline share")
 
 
-def tables(results: Results, compared: Sequence[Comparison]) -> list[HtmlTable]:
+def tables(results: Results, compared: Sequence[Comparison]) -> list[Table]:
     """Return the tables that have rows."""
     made = [
         _cost(compared),
-        target_table(results),
+        _target(results),
         _tuning(results),
         _cells(results),
         _laws(results),
@@ -59,203 +60,222 @@ def tables(results: Results, compared: Sequence[Comparison]) -> list[HtmlTable]:
         _agreement(results),
         _failed(results),
     ]
-    return [table for table in made if table.rows]
+    return [
+        replace(table, notes=[*filter(None, table.notes), *map("{}.".format, table.told())])
+        for table in made
+        if table.rows
+    ]
 
 
-def _cost(compared: Sequence[Comparison]) -> HtmlTable:
+def _cost(compared: Sequence[Comparison]) -> Table:
     """Time saved against the baseline and difference in the metric, at every worker count."""
     own = [one for one in compared if not one.per_batch]
     metric = metric_head({one.metric_name for one in own})
     difference = f"{metric} of the strategy minus that of the baseline, with its 95 % confidence interval"
-    signed = partial(metric_with_interval, signed=True)
     test = "of the exact rank test of the times, adjusted for the worker counts"
-    tested = HtmlColumn("p", "p_adjusted", partial(digits, significant=2), test)
+    tested = Column("p", fields("p_adjusted"), TWO_DIGITS, test)
     reasons = list(dict.fromkeys(one.note for one in own if one.note))
-    return HtmlTable.of(
-        "saved",
+    return Table.of(
         f"Time saved against per-batch {own[0].baseline if own else ''}, and what it costs",
         [
-            *(STRATEGY, EXECUTION, WORKERS, TIME._replace(values="strategy_s")),
-            HtmlColumn("baseline", "baseline_s", seconds, "the same of the baseline"),
-            HtmlColumn("time saved", "saved saved_low saved_high", percent_with_interval, _SAVED),
-            HtmlColumn(metric, "metric", _metric, "mean over seeds"),
-            HtmlColumn("difference", "difference difference_low difference_high", signed, difference),
-            HtmlColumn("verdict", "metric_verdict", meaning=f"on the {metric}: {_VERDICT}", numeric=False),
-            HtmlColumn("runs", "n", meaning="repetitions of each"),
+            *(STRATEGY, EXECUTION, WORKERS, replace(_TIME, of=fields("strategy_s"))),
+            Column("baseline", fields("baseline_s"), TIME_ALONE, "the same of the baseline"),
+            Column("time saved", fields("saved saved_low saved_high"), SAVED, _SAVED),
+            Column(metric, fields("metric"), METRIC_ALONE, "mean over seeds"),
+            Column("difference", fields("difference difference_low difference_high"), DIFFERENCE, difference),
+            Column("verdict", text("metric_verdict"), meaning=f"on the {metric}: {_VERDICT}", left=True),
+            Column("runs", fields("n"), COUNT, "repetitions of each"),
             *([tested] if any(one.test for one in own) else []),
         ],
-        sorted((vars(one) | {"metric_verdict": one.metric_verdict} for one in own), key=place_order),
-        f"No test or no ratio: {'; '.join(reasons[:_MOST_REASONS])}." if reasons else "",
+        sorted((vars(one) | {"metric_verdict": one.metric_verdict} for one in own), key=_place_order),
+        [f"No test or no ratio: {'; '.join(reasons[:_MOST_REASONS])}." if reasons else ""],
+        name="saved",
     )
 
 
-def _tuning(results: Results) -> HtmlTable:
+def _target(results: Results) -> Table:
+    """Time and epochs to the target metric of every cell, with the runs that never reached it, and the time saved."""
+    table, ran = times_to_target(results), set(results.completed["strategy"])
+    against = [f"target-vs-{name}" for name in BASELINES if name in ran]
+    table = with_ratios(results, table, against)
+    known = quantities(table["metric_name"].dropna().unique())
+    columns = [known[name] for name in against if table[name.replace("vs-", "")].notna().any()]
+    metric = metric_head(table["metric_name"].dropna().unique())
+    goal = "/".join(f"{value:g}" for value in table["target_metric"].dropna().unique())
+    never = f"Never: at most half of the runs had {metric} {goal} before their last epoch ended."
+    return Table.of(
+        f"Time and epochs to {metric} {goal}",
+        [
+            *(STRATEGY, EXECUTION, WORKERS),
+            *(known["target"], known["epochs"]),
+            Column("reached", partial(_of, "n_reached", "n_aimed"), meaning="runs that reached it, of those made"),
+            *columns,
+        ],
+        sorted(table.to_dict("records"), key=_place_order),
+        [never if table["time_to_target_s"].eq(math.inf).any() else ""],
+        name="target",
+    )
+
+
+def _of(part: str, whole: str, row: Row) -> Cell:
+    """Return `3 of 5`."""
+    return Cell(f"{row[part]:.0f} of {row[whole]:.0f}", Measured(row[part]))
+
+
+def _tuning(results: Results) -> Table:
     """Values of the best trial of every strategy and worker count."""
     rows = tuned_cells(results).to_dict("records")
     keys = list(dict.fromkeys(key for row in rows for key in row["tuned"]))
     edge = "of the best trial; *: the least or the largest that was tried"
-    limit = HtmlColumn("time", "value", seconds, "virtual time to the target on the validation split")
+    limit = Column("time", fields("value"), TIME_ALONE, "virtual time to the target on the validation split")
     words = tuning_in_words(results)
-    return HtmlTable.of(
-        "tuning",
+    return Table.of(
         "Tuned values",
         [
             *(STRATEGY, WORKERS),
-            *(HtmlColumn(key, "tuned edges", partial(_tuned, key), edge, numeric=False) for key in keys),
+            *(Column(key, partial(_tuned, key), meaning=edge, left=True) for key in keys),
             *([limit] if metric_of(results) == "time_to_target" else []),
-            HtmlColumn("metric", "metric", _metric, "final metric on the validation split"),
-            HtmlColumn("reached", "reached trials", "{} of {}".format, "trials that reached the target, of those made"),
+            Column("metric", fields("metric"), METRIC_ALONE, "final metric on the validation split"),
+            Column(
+                "reached", partial(_of, "reached", "trials"), meaning="trials that reached the target, of those made"
+            ),
         ],
         rows,
-        f"{words[:1].upper()}{words[1:]}.",
+        [f"{words[:1].upper()}{words[1:]}."],
+        name="tuning",
     )
 
 
-def _tuned(key: str, tuned: dict[str, object], edges: list[str]) -> str:
-    return f"{tuned.get(key, EMPTY)}{'*' * (key in edges)}"
+def _tuned(key: str, row: Row) -> str:
+    return f"{row['tuned'].get(key, EMPTY)}{'*' * (key in row['edges'])}"
 
 
-def _cells(results: Results) -> HtmlTable:
+def _cells(results: Results) -> Table:
     """Statistics of every cell."""
-    table, scaling = cells(results), ratios(results)
-    if len(table):
-        bounds = [f"{name}{end}" for name in ("speedup", "efficiency") for end in ("", "_low", "_high")]
-        table = table.merge(scaling.loc[scaling["baseline"] == "serial", [*CELL, *bounds]], on=CELL, how="left")
-    metric = metric_head(set(table["metric_name"].dropna()))
+    table = cells(results)
+    shown = ("time", "median", "spread", "speedup", "efficiency", "metric", "runs")
+    known = quantities(table["metric_name"].dropna().unique())
     named = table[table["interval"] != ""]
     kinds = sorted({f"{kind}: {name}" for kind, name in zip(named["execution"], named["interval"], strict=True)})
-    efficiency = "efficiency efficiency_low efficiency_high"
-    mean = "geometric mean, with its interval"
-    scaled = "T(serial, 1) / T(N); scaled where the study scales weakly"
-    several = "mean over seeds, with its 95 % confidence interval"
     none = "One run each: no intervals." if (table["n"] == 1).all() else "No intervals of times."
-    return HtmlTable.of(
-        "cells",
+    return Table.of(
         "Every point of the study",
         [
             *(STRATEGY, EXECUTION, WORKERS),
-            HtmlColumn("batch", "batch_per_worker", count, "samples in one worker's batch"),
-            HtmlColumn("steps", "steps_per_epoch", count, "optimizer steps per epoch"),
-            HtmlColumn("time", "train_s low_s high_s oversubscribed disturbed", _time, mean),
-            HtmlColumn("median", "median_s", seconds, "of the repetitions"),
-            HtmlColumn("spread", "spread", share, "coefficient of variation"),
-            HtmlColumn("speedup", "speedup speedup_low speedup_high", _times, scaled),
-            HtmlColumn("efficiency", efficiency, digits_with_interval, "speedup / workers, with its interval"),
-            HtmlColumn(metric, "metric metric_low metric_high", metric_with_interval, several),
-            HtmlColumn("runs", "n", count, "completed repetitions"),
+            Column("batch", fields("batch_per_worker"), COUNT, "samples in one worker's batch"),
+            Column("steps", fields("steps_per_epoch"), COUNT, "optimizer steps per epoch"),
+            *(known[name] for name in shown),
         ],
-        table.to_dict("records"),
-        f"Intervals of times, {'; '.join(kinds)}." if kinds else none,
+        with_ratios(results, table, shown).to_dict("records") if len(table) else [],
+        [f"Intervals of times, {'; '.join(kinds)}." if kinds else none],
+        name="cells",
     )
 
 
-def _time(*values: float) -> str:
-    return time_of_cell(dict(zip(("train_s", "low_s", "high_s", "oversubscribed", "disturbed"), values, strict=True)))
-
-
-def _times(factor: float, low: float, high: float) -> str:
-    return EMPTY if not math.isfinite(factor) else as_known(lambda *of: f"{digits(*of)}×", factor, low, high)
-
-
-def _laws(results: Results) -> HtmlTable:
+def _laws(results: Results) -> Table:
     """Scaling law of each series, with the worker counts that it recommends."""
     some = bool((results.completed["strategy"] != "serial").any())
     found = scaling_laws(results) if some else []
     knee = "the most speed for the workers spent; in brackets the point of the law and its interval"
     worth = f"most workers with an efficiency of {EFFICIENCY} or more, likewise"
     forecast = "error at the largest worker count when it is left out of the fit"
-    return HtmlTable.of(
-        "laws",
+    return Table.of(
         "Scaling laws",
         [
             *(STRATEGY, EXECUTION),
-            HtmlColumn("law", "law formula", "{}: {}".format, "the one of the lowest AICc", numeric=False),
-            HtmlColumn("weight", "akaike weight", _second, "Akaike weight among the laws that were tried"),
-            HtmlColumn("misfit", "distance misfit", _second, "typical distance of the means from the law"),
-            HtmlColumn("leave-out", "error leave-out", _second, forecast),
-            HtmlColumn("knee", "knee knee_text", _second, knee),
-            HtmlColumn(f"worth {100 * EFFICIENCY:.0f} %", "worth worth_text", _second, worth),
-            HtmlColumn("parameters", "parameters", meaning="with their intervals, as if the law held", numeric=False),
+            Column("law", text("law"), meaning="the one of the lowest AICc", left=True),
+            Column("weight", itemgetter("weight"), meaning="Akaike weight among the laws that were tried"),
+            Column("misfit", itemgetter("misfit"), meaning="typical distance of the means from the law"),
+            Column("leave-out", itemgetter("leave-out"), meaning=forecast),
+            Column("knee", itemgetter("knee"), meaning=knee),
+            Column(f"worth {100 * EFFICIENCY:.0f} %", itemgetter("worth"), meaning=worth),
+            Column("parameters", text("parameters"), meaning="with their intervals, as if the law held", left=True),
         ],
         [_law(one, one.advice) for one in found if one.advice],
-        *(f"{one.series.label}, {one.series.execution}: {note}" for one in found for note in one.notes),
-        *(f"{title(one)}: no law: {one.refusal}" for one in found if one.refusal),
+        [
+            *(f"{one.series.label}, {one.series.execution}: {note}" for one in found for note in one.notes),
+            *(f"{title(one)}: no law: {one.refusal}" for one in found if one.refusal),
+        ],
+        name="laws",
     )
 
 
 def _law(one: Scaling, advice: Advice) -> Row:
-    series = one.series
+    series, best = one.series, one.best
+    texts = dict(zip(LAWS, law_rows(one)[0], strict=True))
+    numbers = {"weight": best.weight, "misfit": best.fit.misfit, "leave-out": best.leave_out_error}
     return {
         "label": series.label,
         "execution": series.execution,
         "engine": series.engine,
         "oversubscribed": False,
         "disturbed": False,
-        **dict(zip(LAWS, law_rows(one)[0], strict=True)),
-        "akaike": one.best.weight,
-        "distance": one.best.fit.misfit,
-        "error": one.best.leave_out_error,
-        "formula": one.best.fit.law.formula,
-        "knee": advice.knee.workers,
-        "knee_text": count_text(advice.knee),
-        "worth": advice.worth.workers,
-        "worth_text": count_text(advice.worth),
+        **{name: Cell(texts[name], Measured(value)) for name, value in numbers.items()},
+        "law": f"{best.fit.law.name}: {best.fit.law.formula}",
+        "knee": Cell(count_text(advice.knee), Measured(advice.knee.workers)),
+        "worth": Cell(count_text(advice.worth), Measured(advice.worth.workers)),
+        "parameters": texts["parameters"],
     }
 
 
-def _second(_: float, text: str) -> str:
-    return text
-
-
-def _split(results: Results) -> HtmlTable:
+def _split(results: Results) -> Table:
     """Reductions against Horovod and DDP, split into the parts of engine and frequency."""
     compared = ratios(results)
     own = compared[compared["baseline"].isin(SPLIT_BASELINES) & (compared["strategy"] != "serial")]
     rows = own[own["reduction"].notna()].to_dict("records")
-    return HtmlTable.of(
-        "split",
+    return Table.of(
         "Time saved against Horovod and DDP, in two parts",
         [
-            *(STRATEGY, HtmlColumn("baseline", "baseline", numeric=False), EXECUTION, WORKERS, TIME),
-            HtmlColumn("baseline's time", "baseline_s", seconds),
-            HtmlColumn("time saved", "reduction reduction_low reduction_high", percent_with_interval, _SAVED),
-            HtmlColumn("by the engine", "engine_part", percent, "(T(baseline) - T(allreduce)) / T(baseline)"),
-            HtmlColumn("by the frequency", "frequency_part", percent, "(T(allreduce) - T(strategy)) / T(baseline)"),
+            *(STRATEGY, Column("baseline", text("baseline"), left=True), EXECUTION, WORKERS, _TIME),
+            Column("baseline's time", fields("baseline_s"), TIME_ALONE),
+            Column("time saved", fields("reduction reduction_low reduction_high"), SAVED, _SAVED),
+            Column("by the engine", fields("engine_part"), CHANGE, "(T(baseline) - T(allreduce)) / T(baseline)"),
+            Column("by the frequency", fields("frequency_part"), CHANGE, "(T(allreduce) - T(strategy)) / T(baseline)"),
         ],
-        sorted(rows, key=lambda row: (SPLIT_BASELINES.index(row["baseline"]), *place_order(row))),
-        "The two parts add up to what is saved over the runs that all three share.",
+        sorted(rows, key=lambda row: (SPLIT_BASELINES.index(row["baseline"]), *_place_order(row))),
+        ["The two parts add up to what is saved over the runs that all three share."],
+        name="split",
     )
 
 
-def _agreement(results: Results) -> HtmlTable:
+def _agreement(results: Results) -> Table:
     """Virtual and native times of the same cells."""
     interval = "with the interval over repetitions and the native 95 % confidence interval in quadrature"
-    return HtmlTable.of(
-        "agreement",
+    return Table.of(
         "How close virtual times are",
         [
-            *(STRATEGY, EXECUTION._replace(name="engine", meaning=""), WORKERS),
-            *(HtmlColumn("native", "native_s", seconds), HtmlColumn("virtual", "virtual_s", seconds)),
-            HtmlColumn("virtual / native", "ratio ratio_low ratio_high", digits_with_interval, interval),
-            HtmlColumn("runs", "n_native n_virtual", "{}, {}".format, "native, virtual"),
+            *(STRATEGY, replace(EXECUTION, name="engine", meaning=""), WORKERS),
+            *(Column("native", fields("native_s"), TIME_ALONE), Column("virtual", fields("virtual_s"), TIME_ALONE)),
+            Column("virtual / native", fields("ratio ratio_low ratio_high"), RATIO, interval),
+            Column("runs", _both, meaning="native, virtual"),
         ],
         agreement(results).assign(execution="native").to_dict("records"),
+        name="agreement",
     )
 
 
-def _failed(results: Results) -> HtmlTable:
+def _both(row: Row) -> Cell:
+    return Cell(f"{row['n_native']}, {row['n_virtual']}", Measured(row["n_native"]))
+
+
+def _failed(results: Results) -> Table:
     """Runs that were not completed, which no other table holds."""
     shown = results.failed.head(_MOST_FAILED)
     more = len(results.failed) - len(shown)
-    return HtmlTable.of(
-        "failed",
+    return Table.of(
         "Runs that were not completed",
         [
-            HtmlColumn("run", "run_id", numeric=False),
+            Column("run", text("run_id"), left=True),
             *(STRATEGY, EXECUTION, WORKERS),
-            HtmlColumn("what became of it", "status", numeric=False),
-            HtmlColumn("why", "error", numeric=False),
+            Column("what became of it", text("status"), left=True),
+            Column("why", text("error"), left=True),
         ],
         shown.fillna({"error": ""}).to_dict("records"),
-        f"They are in no other number here.{f' {more:,} more are in runs.csv.' if more else ''}",
+        [f"They are in no other number here.{f' {more:,} more are in runs.csv.' if more else ''}"],
+        name="failed",
     )
+
+
+def _place_order(row: Row) -> tuple[object, ...]:
+    """Return the sort key of a row, in the order of `cells`."""
+    return EXECUTIONS.index(row["execution"]), strategy_rank(row["label"]), row["engine"], row["workers"]

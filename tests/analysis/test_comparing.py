@@ -6,7 +6,7 @@ import math
 
 import pytest
 
-from scalebench.analysis import cells, ratios, summary_rows
+from scalebench.analysis import cells, ratios, summary
 from scalebench.analysis.grouping import CELL
 from tests.records_factory import run_row
 
@@ -55,7 +55,7 @@ def test_cells_and_ratios_are_joined_where_a_batch_is_not_known(study, unknown):
     results = study(rows=[row.model_copy(update={unknown: None}) for row in STUDY])
     joined = cells(results).merge(ratios(results), on=CELL)
     assert len(joined) == len(ratios(results))
-    assert summary_rows(results)
+    assert summary(results).rows
 
 
 def test_a_reduction_against_an_engine_is_split_and_signed(study):

@@ -6,7 +6,7 @@ import math
 
 import pytest
 
-from scalebench.analysis import agreement, cells, differences, ratios, summary_rows, virtual_error
+from scalebench.analysis import agreement, cells, differences, ratios, summary, virtual_error
 from scalebench.analysis.laws import scaling_laws
 from scalebench.analysis.methodology import check
 from scalebench.analysis.summary import summary_notes
@@ -63,8 +63,8 @@ def test_disturbed_baseline_gives_no_ratio(study):
     (difference,) = differences(results, "epoch_average", "allreduce").to_dict("records")
     assert (math.isnan(difference["ratio"]), difference["disturbed"]) == (True, True)
     assert difference["note"] == "allreduce is disturbed at 2 workers and so no baseline"
-    marked = [row for row in summary_rows(results) if row[-1].endswith(" †")]
-    assert [row[0] for row in marked] == ["allreduce"]
+    marked = [row for row in summary(results).rows if str(row[1].text).endswith(" †")]
+    assert [row[0].text for row in marked] == ["allreduce"]
     assert "† disturbed, as other programs took more than 25 % of the cores: shown, never a baseline" in summary_notes(
         results
     )

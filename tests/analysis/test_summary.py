@@ -12,8 +12,7 @@ from rich.console import Console
 
 from scalebench import analysis
 from scalebench.analysis.methodology import Evidence, check
-from scalebench.analysis.summary import summary_header, summary_notes, summary_rows
-from scalebench.cli.answer_table import full_table
+from scalebench.analysis.summary import summary, summary_notes
 from scalebench.formatting import (
     deviation,
     digits,
@@ -22,13 +21,14 @@ from scalebench.formatting import (
     seconds,
     seconds_with_interval,
 )
+from scalebench.tables.screen import Screen
 from tests.analysis.test_comparing import run
 
 
 def text(results, width=140) -> str:
     console = Console(width=width)
     with console.capture() as capture:
-        console.print(full_table(results))
+        console.print(Screen(summary(results)))
     return capture.get()
 
 
@@ -140,7 +140,7 @@ def test_the_default_study_fits_a_terminal(study, width):
     lines = text(results, width).splitlines()
     assert max(len(line) for line in lines) <= width
     assert not any("…" in line for line in lines), "nothing is cut short"
-    times = [row[2] for row in summary_rows(results)]
+    times = [str(row[2].text) for row in summary(results).rows]
     assert [time for time in times if not any(time in line for line in lines)] == []
 
 
@@ -213,8 +213,9 @@ def test_baselines_that_did_not_run_are_named_in_one_line_each(study):
 def test_summary_table_holds_the_rows_under_their_header(study):
     results = study()
     table = analysis.summary_table(results)
-    assert tuple(table.columns) == summary_header(results)
-    assert list(table.itertuples(index=False, name=None)) == summary_rows(results)
+    expected = summary(results)
+    assert list(table.columns) == [column.name for column in expected.columns]
+    assert table.to_numpy().tolist() == [[str(cell.text) for cell in row] for row in expected.rows]
 
 
 def test_warnings_are_counted_as_check_counts_them(study):

@@ -22,10 +22,10 @@ from scalebench.artifact.anonymising import Shipment
 from scalebench.artifact.description import Description, describe
 from scalebench.artifact.rendering import escape_markdown, latex_link, render
 from scalebench.artifact.verification import expected_again
-from scalebench.figures.caption_files import escape_latex
 from scalebench.figures.plotting import Drawn
 from scalebench.records.store import Store
 from scalebench.study.spec import Study
+from scalebench.tables.latex import escape_latex
 from tests.records_factory import study_rows
 
 NASTY = r"50 % & more_of #1 {~^\} $x$ <b>|</b> `ls` \input{/etc/passwd} %%% --- '' ,, é ł 日本 🎉" + "\x00\x1b\u202e\n"
@@ -131,7 +131,7 @@ def test_latex_is_balanced_for_hostile_names(description):
     assert not stack
     table = body[body.index(r"\caption{Expected") :]
     rows = [line for line in table[: table.index(r"\end{table*}")].splitlines() if line.count("&")]
-    assert {len(re.findall(r"(?<!\\)&", row)) for row in rows} == {len(description.header) - 1}
+    assert {len(re.findall(r"(?<!\\)&", row)) for row in rows} == {len(description.expected.columns) - 1}
 
 
 def compiles_latex():
@@ -174,13 +174,14 @@ def test_latex_has_the_sections_of_an_sc_description(description):
 def test_markdown_has_a_row_for_each_expected_result(description):
     text = render("README.md", description)
     assert "<b>" not in text
-    assert description.expected
-    for row in description.expected:
-        assert any(line.startswith(f"| {escape_markdown(row[0])} | {row[1]} |") for line in text.splitlines())
+    assert description.expected.rows
+    for strategy, workers, *_ in description.expected.rows:
+        cells = f"| {escape_markdown(str(strategy.text))} | {workers.text} |"
+        assert any(line.startswith(cells) for line in text.splitlines())
 
 
 def test_expected_results_take_largest_count_without_oversubscription(description):
-    counts = {(row[0], row[-1]): int(row[1]) for row in description.expected}
+    counts = {(row[0].text, row[-1].text): row[1].number.value for row in description.expected.rows}
     assert counts["allreduce", "virtual"] == 4
     assert counts["allreduce", "native mpi"] == 2
 

@@ -9,6 +9,7 @@ from rich.console import Console
 
 from scalebench.cli.answer_table import answer_table
 from scalebench.errors import UsageError
+from scalebench.tables.screen import Screen
 from tests.analysis.conftest import study  # noqa: F401
 from tests.analysis.test_comparing import run
 from tests.analysis.test_time_to_target import cell
@@ -17,7 +18,7 @@ from tests.analysis.test_time_to_target import cell
 def lines(results, width=80, against=()):
     console = Console(width=width)
     with console.capture() as capture:
-        console.print(answer_table(results, against))
+        console.print(Screen(answer_table(results, against)))
     return [line.rstrip() for line in capture.get().splitlines()]
 
 

@@ -5,17 +5,13 @@ from __future__ import annotations
 import csv
 import io
 import json
-import math
 import re
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from scalebench.analysis import cells, load
 from scalebench.analysis.verdicts import compare_strategies
-from scalebench.cli.table import _in_latex
-from scalebench.export.tabulation import Column, Rounded, _number, round_to_interval, tabulate
+from scalebench.cli.table import table_of
 from scalebench.records.store import Store
 from tests.analysis.conftest import study  # noqa: F401
 from tests.analysis.test_time_to_target import cell
@@ -28,53 +24,6 @@ def folder(tmp_path):
         for run, epochs in study_rows(workers=(1, 2, 4), native_workers=(1, 2, 4), repetitions=3):
             store.append(run, epochs)
     return tmp_path / "mine"
-
-
-@pytest.mark.parametrize(
-    ("value", "half", "shown"),
-    [
-        (0.827, 0.119, "0.83 [0.71, 0.95]"),  # the examples of the Review of Particle Physics
-        (0.827, 0.367, "0.8 [0.5, 1.2]"),
-        (0.67512, 0.0142, "0.675 [0.661, 0.689]"),
-        (12345.0, 678.0, "12300 [11700, 13000]"),
-        (5.0, 0.0, "5.00 [, ]"),
-        (1234.4, math.nan, "1234 [, ]"),
-        (math.nan, 1.0, "– [, ]"),
-        (math.inf, 1.0, "never [, ]"),
-    ],
-)
-def test_interval_decides_on_the_digits(value, half, shown):
-    number = round_to_interval(value, value - half, value + half)
-    assert f"{number.value} [{number.low}, {number.high}]" == shown
-
-
-def test_a_wide_interval_does_not_round_its_number_to_zero():
-    assert round_to_interval(1.98, 0.04, 108.0) == Rounded("2", "0", "108")
-    assert round_to_interval(95.8, -980.0, 99.4) == Rounded("96", "-980", "99")
-    assert round_to_interval(-0.3, -50.0, 40.0) == Rounded("0", "-50", "40")
-
-
-@given(st.floats(1e-6, 1e6), st.floats(1e-4, 0.9), st.floats(1e-4, 0.9))
-def test_rounding_moves_no_bound_by_more_than_a_seventh_of_the_interval(value, below, above):
-    """Two digits of a half-width move a number by at most 1/20 of it, one digit from 355 on by at most 1/7."""
-    low, high = value * (1 - below), value * (1 + above)
-    number = round_to_interval(value, low, high)
-    for text, exact in ((number.value, value), (number.low, low), (number.high, high)):
-        assert abs(float(text) - exact) <= (high - low) / 2 / 7 * (1 + 1e-9)
-
-
-@pytest.mark.parametrize(
-    ("number", "shown"),
-    [
-        (Rounded("0.92", "0.90", "0.94"), r"$0.92 \pm 0.02$"),
-        (Rounded("0.92", "0.90", "0.95"), r"$0.92 \pm 0.03$"),
-        (Rounded("0.92", "0.90", "0.99"), "$0.92^{+0.07}_{-0.02}$"),
-        (Rounded("-3.1"), "$-3.1$"),
-        (Rounded("–"), "--"),
-    ],
-)
-def test_latex_shows_both_sides_of_an_uneven_interval(number, shown):
-    assert _in_latex(number) == shown
 
 
 def test_latex_table_has_rules_caption_and_label(folder, invoke):
@@ -210,17 +159,14 @@ def test_wrong_requests_exit_2(folder, invoke, words, message):
 def test_time_to_the_target_has_its_interval_epochs_and_reduction(study):  # noqa: F811
     rows = [*cell("serial", 1, (3.0, 3.3, 2.7)), *cell("allreduce", 2, (1.0, 1.2, 1.1))]
     results = study(rows=[*rows, *cell("epoch_average", 2, (0.5, 0.55, 0.6))])
-    found = tabulate(results, cells(results))
-    titles = [column.title.partition(" (")[0] for column in found.columns]
-    assert {"Time to target", "Epochs to target", "To target vs allreduce"} <= set(titles)
-    shown = dict(zip(titles, found.rows[list(found.keys["Strategy"]).index("epoch_average")], strict=True))
-    assert shown["Time to target"].low < shown["Time to target"].value < shown["Time to target"].high
-    assert float(shown["To target vs allreduce"].value) == pytest.approx(50, abs=3)
-
-
-def test_bounds_that_rounding_alone_tells_apart_are_not_printed():
-    column = Column("Time", ("a", "low", "high"), "s")
-    assert _number({"a": 1.350007, "low": 1.350006, "high": 1.350008}, column) == Rounded("1.35")
+    found = table_of(results, cells(results))
+    names = [column.name for column in found.columns]
+    assert {"time to target", "epochs to target", "to target vs allreduce"} <= set(names)
+    (row,) = (row for row in found.rows if row[0].text == "epoch_average")
+    shown = {name: cell.number for name, cell in zip(names, row, strict=True)}
+    time = shown["time to target"]
+    assert time.low < time.value < time.high
+    assert shown["to target vs allreduce"].value == pytest.approx(0.5, abs=0.03)
 
 
 def test_a_baseline_that_was_not_run_is_named(tmp_path, invoke):

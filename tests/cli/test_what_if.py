@@ -112,7 +112,9 @@ def test_cells_outside_the_inputs_range_or_too_large_are_marked(tmp_path):
     axes = ["--vary", "workers=64,4096", "--vary", "batch=32,512"]
     arguments = [*asked, *axes, "--csv", str(table), "--figure", str(figure)]
     output = CliRunner().invoke(main, arguments, standalone_mode=False, catch_exceptions=False).output
-    assert re.match(r"the least time of allreduce is .* \(.* to .*\), at workers 64, batch 32\.", output)
+    assert re.search(
+        r"^the least time of allreduce is .* \(.* to .*\), at workers 64, batch 32\.", output, re.MULTILINE
+    )
     assert "outside what the inputs are known to hold for, 50 % of the cells: beyond the 3,744 workers" in output
     assert "too large, 50 % of the cells: resnet50 at batch 5" in output
     with table.open() as file:

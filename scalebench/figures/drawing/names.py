@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 
 from matplotlib import rcParams
 
-from scalebench.figures.style import printed_width
+from scalebench.tables.latex import printed_width
 
 LONG = 26  # characters; shorter names stay as they are
 _LABEL = re.compile(r"(?P<head>[^(]*?)(?:\((?P<options>.*)\))?(?P<rest> (?:on|in) .*)?", re.DOTALL)

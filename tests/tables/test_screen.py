@@ -2,20 +2,29 @@
 
 from __future__ import annotations
 
+from operator import itemgetter
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from rich.console import Console
 
-from scalebench.cli.terminal_table import TableColumn, TerminalTable
+from scalebench.tables import Column, Table
+from scalebench.tables.screen import Screen
+
+
+def column(name, **options):
+    """Return what makes the column at a place of rows of texts."""
+    return lambda place: Column(name, itemgetter(place), **options)
+
 
 COLUMNS = (
-    TableColumn("strategy", shared=True),
-    TableColumn("workers"),
-    TableColumn("time"),
-    TableColumn("median", spare=2),
-    TableColumn("spread", spare=2),
-    TableColumn("accuracy", spare=1),
+    column("strategy", shared=True),
+    column("workers"),
+    column("time"),
+    column("median", spare=2),
+    column("spread", spare=2),
+    column("accuracy", spare=1),
 )
 ROWS = (
     ("allreduce", "1", "1.00 s", "1.01 s", "2.0 %", "0.95"),
@@ -27,7 +36,7 @@ ROWS = (
 def lines(width, rows=ROWS, columns=COLUMNS, notes=("a note",)):
     console = Console(width=width)
     with console.capture() as capture:
-        console.print(TerminalTable("a title", columns, rows, notes))
+        console.print(Screen(Table.of("a title", [own(place) for place, own in enumerate(columns)], rows, notes)))
     return [line.rstrip() for line in capture.get().splitlines()]
 
 
@@ -62,7 +71,7 @@ def test_table_without_rows_shows_its_notes():
 @settings(max_examples=60, deadline=None)
 @given(width=st.integers(24, 140), spares=st.lists(st.integers(1, 4), min_size=3, max_size=3))
 def test_no_number_is_cut_and_no_line_is_too_long(width, spares):
-    columns = [*COLUMNS[:3], *(TableColumn(f"column {n}", spare=spare) for n, spare in enumerate(spares))]
+    columns = [*COLUMNS[:3], *(column(f"column {n}", spare=spare) for n, spare in enumerate(spares))]
     found = lines(width, columns=columns, notes=())
     page = " ".join(found)
     assert max(map(len, found)) <= width

@@ -1,0 +1,166 @@
+"""The quantities of a cell: one column each, for the tables of `run --full`, of the report and of print."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Hashable, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+import pandas as pd
+
+from scalebench.analysis.comparing import against, ratios
+from scalebench.analysis.grouping import CELL, PER_BATCH, PLACE
+from scalebench.analysis.loading import Results
+from scalebench.analysis.target_ratios import target_ratios
+from scalebench.analysis.time_to_target import censor_mark
+from scalebench.analysis.verdicts import verdict_of_metric
+from scalebench.formatting import (
+    DISTURBED,
+    EMPTY,
+    OVERSUBSCRIBED,
+    is_supported,
+    marks,
+    metric_word,
+)
+from scalebench.records.progress import group_of
+from scalebench.study.choices import BASELINES
+from scalebench.tables.table import (
+    COUNT,
+    EPOCHS,
+    METRIC,
+    RATIO,
+    SAVED,
+    SHARE,
+    SPEEDUP,
+    TIME,
+    TIME_ALONE,
+    Column,
+    Measured,
+    fields,
+    text,
+)
+
+Row = Mapping[Hashable, Any]
+AGAINST = ("serial", *BASELINES)  # baselines that have a column
+_EVERY = ("", "_low", "_high")
+
+
+def _where(row: Row) -> str:
+    """Return execution, engine and marks: `native mpi ×`."""
+    return f"{group_of(row['execution'], row['engine'])}{marks(row)}"
+
+
+def _time(row: Row) -> Measured:
+    """Return the time of a cell with its interval; without it where the cell is marked and it leaves no digit."""
+    time = fields("train_s low_s high_s")(row)
+    return Measured(time.value) if marks(row) and not is_supported(*time[:3]) else time
+
+
+def _to_target(names: str) -> Any:
+    read = fields(names)
+    return lambda row: read(row)._replace(mark=censor_mark(row))
+
+
+STRATEGY: Column[Row] = Column("strategy", text("label"), left=True)
+EXECUTION: Column[Row] = Column(
+    "execution",
+    _where,
+    meaning=f"how the number was obtained; {OVERSUBSCRIBED}: oversubscribed, {DISTURBED}: disturbed by other programs",
+    left=True,
+)
+WORKERS: Column[Row] = Column("workers", fields("workers"), COUNT)
+WORKERS_MARKED = replace(WORKERS, of=lambda row: Measured(row["workers"], mark=marks(row)))  # where no column has marks
+
+
+def quantities(metrics: Collection[str]) -> dict[str, Column[Row]]:
+    """Return the columns of a table of `cells` and `with_ratios`, by the names that `scalebench table` takes.
+
+    `metrics` are the names of the metrics of the cells; where these are several, each number has its own behind it.
+    """
+    read = fields("metric metric_low metric_high")
+
+    def metric(row: Row) -> Measured:
+        return read(row)._replace(mark=f" {metric_word(str(row['metric_name']))}" if len(set(metrics)) > 1 else "")
+
+    head = metric_head(metrics)
+    saved = "1 - T(strategy) / T({}), with its interval"
+    return {
+        "time": Column("time", _time, TIME, "geometric mean, with its interval"),
+        "median": Column(
+            *("median", fields("median_s median_low_s median_high_s"), TIME_ALONE, "of the repetitions"),
+            spare=5,
+            title="Median time",
+        ),
+        "spread": Column("spread", fields("spread"), SHARE, "coefficient of variation", spare=4),
+        "target": Column(
+            *("time to target", _to_target("time_to_target_s target_low_s target_high_s"), TIME),
+            "training time until the target; a Kaplan-Meier median where runs stayed below",
+        ),
+        "epochs": Column(
+            "epochs to target", _to_target("epochs_to_target"), EPOCHS, "median number of epochs until then"
+        ),
+        "speedup": Column(
+            *("speedup", fields("speedup speedup_low speedup_high"), SPEEDUP),
+            "T(serial, 1) / T(N); scaled where the study scales weakly",
+            spare=1,
+        ),
+        "efficiency": Column(
+            *("efficiency", fields("efficiency efficiency_low efficiency_high"), RATIO),
+            "speedup / workers, with its interval",
+        ),
+        **{
+            f"{of}vs-{name}": Column(
+                f"{words}vs {name}",
+                fields(" ".join(f"{of}{name}{end}" for end in _EVERY)),
+                SAVED,
+                saved.format(name) + (", times to the target" if of else ""),
+                spare={"horovod": 2, "ddp": 3}.get(name, 0),
+                title="" if of else f"vs {name}",
+            )
+            for of, words in (("", ""), ("target-", "to target "))
+            for name in AGAINST
+        },
+        "metric": Column(head, metric, METRIC, "mean over seeds, with its 95 % confidence interval"),
+        "metric-vs-allreduce": Column(
+            f"{head} vs allreduce", _verdict, meaning="better, worse, equal or undecided, as `scalebench compare` says"
+        ),
+        "runs": Column("runs", fields("n"), COUNT, "completed repetitions"),
+    }
+
+
+def _verdict(row: Row) -> str:
+    return EMPTY if pd.isna(row["metric_verdict"]) else str(row["metric_verdict"])
+
+
+def metric_head(names: Collection[str]) -> str:
+    """Return a heading for metrics: `accuracy`, `accuracy/R²`."""
+    return "/".join(sorted({metric_word(name) for name in names if name})) or "metric"
+
+
+def with_ratios(results: Results, shown: pd.DataFrame, names: Sequence[str]) -> pd.DataFrame:
+    """Return the cells `shown` beside what the quantities `names` take from other cells than their own.
+
+    That are speedup and efficiency, reductions against each baseline under its name, those of the time to the target
+    under `target-<baseline>`, and `metric_verdict`, that of `compare` on the metric against allreduce.
+    """
+    scaling = [f"{what}{end}" for what in ("speedup", "efficiency") for end in _EVERY]
+    for of, compare in (("", ratios), ("target-", target_ratios)):
+        of_time = not of and {"speedup", "efficiency"} & set(names)
+        wanted = [name for name in AGAINST if f"{of}vs-{name}" in names or (of_time and name == "serial")]
+        compared = compare(results) if wanted else pd.DataFrame()
+        for name in wanted:
+            own = compared[compared["baseline"] == name]
+            kept = {f"reduction{end}": f"{of}{name}{end}" for end in _EVERY}
+            extra = scaling if of_time and name == "serial" else []
+            shown = shown.merge(own[[*CELL, *kept, *extra]].rename(columns=kept), on=CELL, how="left")
+    if "metric-vs-allreduce" in names:
+        shown = shown.merge(_verdicts(results), on=PLACE, how="left")
+    return shown
+
+
+def _verdicts(results: Results) -> pd.DataFrame:
+    judged = against(results).rename(columns={"label_a": "label", "engine_a": "engine"})
+    bounds = zip(judged["metric_low"], judged["metric_high"], strict=True)
+    judged["metric_verdict"] = [verdict_of_metric(low, high) for low, high in bounds]
+    judged = judged[(judged["metric_n"] > 0) & ~judged["label"].isin(PER_BATCH)].drop_duplicates(PLACE)
+    return judged[[*PLACE, "metric_verdict"]]

@@ -1,0 +1,334 @@
+"""Tables in print and in files: Markdown, LaTeX, CSV and JSON.
+
+In print the numbers of a column have one unit and the digits that their intervals support; JSON has them unrounded, in
+SI units.
+"""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import math
+import re
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from itertools import takewhile
+from typing import Any
+
+from scalebench.formatting import EMPTY, NOT_SHOWN, in_cell, is_interval
+from scalebench.tables.latex import latex_lines, printed_width, to_latex
+from scalebench.tables.table import COUNT, Cell, Column, Form, Table
+
+_PLAIN_DIGITS = 3  # of a number without an interval
+_NARROWEST = 1e-4  # interval worth its digits, of the number: simulated times can differ by rounding alone
+_TWO_DIGITS_UP_TO = 354  # of the three leading digits of a half-width
+COLUMN_PT = 241  # the narrowest column of a two-column page, ACM's
+PAGE_PT = 505  # both columns of that page
+_FONT_PT = 8.5  # of footnotesize, with room for the wider digits of math
+_SEP_PT = 3  # on each side of a column
+
+
+@dataclass(frozen=True)
+class Rounded:
+    """A number and its bounds as text with equally many decimals; the bounds are empty without an interval.
+
+    `mark` stands behind a number, such as a time to target that some runs did not reach.
+    """
+
+    value: str
+    low: str = ""
+    high: str = ""
+    mark: str = ""
+
+    @property
+    def is_number(self) -> bool:
+        """Return False for words in place of a number, such as `never` or `1 of 3`, or a dash."""
+        return re.fullmatch(r"-?[\d.]+", self.value) is not None
+
+    def sides(self) -> tuple[str, str]:
+        """Distances from the value down to the lower and up to the upper bound."""
+        decimals = len(self.value.partition(".")[2])
+        value, low, high = (float(text) for text in (self.value, self.low, self.high))
+        return f"{value - low:.{decimals}f}", f"{high - value:.{decimals}f}"
+
+    def in_brackets(self) -> str:
+        """Return `1.23 [1.20, 1.26]`."""
+        bounds = f" [{self.low}, {self.high}]" if self.low else ""
+        return f"{self.value}{self.mark}{bounds}"
+
+    def in_latex(self) -> str:
+        r"""Return `$1.23 \pm 0.04$`, or both distances where they differ."""
+        mark = to_latex(self.mark.strip())
+        if not self.low:
+            needs_math = self.is_number and not self.value.isdecimal()
+            return f"${self.value}${mark}" if needs_math else to_latex(self.value) + mark
+        down, up = self.sides()
+        alike = abs(float(up) - float(down)) < 1.5 * 10.0 ** -len(up.partition(".")[2])  # apart by rounding only
+        spread = f" \\pm {max(up, down, key=float)}" if alike else f"^{{+{up}}}_{{-{down}}}"
+        return f"${self.value}{spread}${mark}"
+
+
+@dataclass(frozen=True)
+class Print:
+    """A table with its columns each in one unit, and its cells rounded."""
+
+    heads: tuple[str, ...]
+    cells: tuple[tuple[Rounded, ...], ...]
+    columns: tuple[Column[Any], ...]
+
+    @classmethod
+    def of(cls, table: Table) -> Print:
+        """Round the cells of `table`."""
+        heads, columns = [], []
+        for place, column in enumerate(table.columns):
+            own = [row[place] for row in table.rows]
+            factor, unit = _unit(column.form, own) if column.form else (1.0, "")
+            heads.append(f"{column.heading} ({unit})" if unit else column.heading)
+            columns.append([rounded(cell, column.form, factor) for cell in own])
+        return cls(tuple(heads), tuple(zip(*columns, strict=True)), tuple(table.columns))
+
+
+def render(table: Table, to: str, label: str = "") -> str:
+    """Return `table` in one of FORMATS; in LaTeX with a `label`."""
+    return FORMATS[to](table, label)
+
+
+def round_to_interval(value: float, low: float, high: float, decimals: int | None = None) -> Rounded:
+    """Round a number to two digits of its interval's half-width, one if that begins with 355 or more.
+
+    Rule of the Particle Data Group, Review of Particle Physics, section 5.3. The distance to the nearer bound keeps one
+    digit at least: 1.98 between 0.04 and 108 is 2, not 0. Without an interval: `decimals`, or three significant digits.
+    """
+    if not math.isfinite(value):
+        return Rounded("never" if value == math.inf else EMPTY)
+    if not is_interval(low, high):
+        places = max(0, _places(value, _PLAIN_DIGITS)) if decimals is None else decimals
+        return Rounded(_fixed(value, places))
+    half = (high - low) / 2
+    leading = round(half / 10 ** (math.floor(math.log10(half)) - 2))
+    places = _places(half, 2 if leading <= _TWO_DIGITS_UP_TO or leading >= 950 else 1)
+    if (nearer := min(value - low, high - value)) > 0:
+        places = max(places, _places(nearer, 1))
+    return Rounded(*(_fixed(number, places) for number in (value, low, high)))
+
+
+def rounded(cell: Cell, form: Form | None, factor: float) -> Rounded:
+    """Return the number of a cell in its unit, or its text where it has none."""
+    if cell.number is None or form is None:
+        return Rounded(str(cell.text))
+    value, low, high, mark = cell.number
+    if mark and not math.isfinite(value):
+        return Rounded(mark)
+    if not form.supported(value, low, high):
+        return Rounded(NOT_SHOWN)
+    if high - low < _NARROWEST * (1.0 if form.is_share else abs(value)):
+        low = high = math.nan
+    found = round_to_interval(factor * value, factor * low, factor * high, form.decimals)
+    return replace(found, mark=mark)
+
+
+def as_markdown(table: Table, label: str = "") -> str:
+    """Return a table with title and notes below."""
+    found = Print.of(table)
+    rules = ["---" if _is_text(column) else "---:" for column in found.columns]
+    rows = [[cell.in_brackets() for cell in row] for row in found.cells]
+    lines = [
+        f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in row)} |" for row in (found.heads, rules, *rows)
+    ]
+    return "\n".join([*lines, "", " ".join(map(_sentence, filter(None, (table.title, *table.notes)))), ""])
+
+
+def as_csv(table: Table, label: str = "") -> str:
+    """Return rounded numbers, each with its bounds, and its mark, in columns of their own where any row has some."""
+    found = Print.of(table)
+    bounded = [any(row[place].low for row in found.cells) for place in range(len(found.heads))]
+    marked = [any(row[place].mark for row in found.cells) for place in range(len(found.heads))]
+    text = io.StringIO()
+    writer = csv.writer(text, lineterminator="\n")
+    header: list[str] = []
+    for head, has_bounds, has_marks in zip(found.heads, bounded, marked, strict=True):
+        header += [head, *([f"{head} low", f"{head} high"] if has_bounds else [])]
+        header += [f"{head} mark"] if has_marks else []
+    writer.writerow(header)
+    for row in found.cells:
+        cells: list[str] = []
+        for number, has_bounds, has_marks in zip(row, bounded, marked, strict=True):
+            value = "" if number.value in (EMPTY, NOT_SHOWN) else number.value
+            value = value if number.is_number else in_cell(value)
+            cells += [value, *([number.low, number.high] if has_bounds else [])]
+            cells += [number.mark.strip()] if has_marks else []
+        writer.writerow(cells)
+    return text.getvalue()
+
+
+def as_json(table: Table, label: str = "") -> str:
+    """Return title, notes and rows; a number is unrounded, in its SI unit, with its bounds where it has some."""
+    rows = []
+    for row in table.rows:
+        named: dict[str, Any] = {}
+        for column, cell in zip(table.columns, row, strict=True):
+            key = f"{column.over} {column.name}".strip()
+            if cell.number is None:
+                named[key] = str(cell.text)
+                continue
+            value, low, high, mark = cell.number
+            named[key] = _finite(value)
+            if is_interval(low, high):
+                named |= {f"{key} low": low, f"{key} high": high}
+            if mark:
+                named[f"{key} mark"] = mark.strip()
+        rows.append(named)
+    return (
+        json.dumps({"title": table.title, "rows": rows, "notes": list(table.notes)}, indent=2, allow_nan=False) + "\n"
+    )
+
+
+def as_latex(table: Table, label: str = "") -> str:
+    """Return a float with a table for booktabs; over two columns where one is too narrow.
+
+    The title stands above the table, where journals set it, and the notes below.
+    """
+    shared = [place for place, column in enumerate(table.columns) if column.shared]
+    apart = names_stand_apart(table)
+    header, *rows = latex_cells(table)
+    kept = [place for place in range(len(header)) if not (apart and place in shared)]
+    kind = "table" if sum(widths_pt(table, apart=apart)) <= COLUMN_PT else "table*"
+    stretch = 1.4 if any("^{+" in cell for row in rows for cell in row) else 1.0
+    body: list[str] = []
+    before: list[str] | None = None
+    for row in rows:
+        group = [row[place] for place in shared]
+        first = group != before
+        if first and before:
+            body.append(r"    \addlinespace")
+        if first and apart:
+            body.append(rf"    \multicolumn{{{len(kept)}}}{{@{{}}l}}{{{', '.join(group)}}} \\")
+        cells = [row[place] if first or place not in shared else "" for place in kept]
+        body.append(f"    {' & '.join(cells)} \\\\")
+        before = group
+    alignment = "".join("l" if _is_text(table.columns[place]) else "r" for place in kept)
+    notes = " ".join(map(_sentence, table.notes))
+    return "\n".join(
+        [
+            r"% needs \usepackage{booktabs}",
+            rf"\begin{{{kind}}}[t]",
+            r"  \centering",
+            rf"  \caption{{{latex_lines(table.title)}}}",
+            *([rf"  \label{{tab:{label}}}"] if label else []),
+            r"  \smallskip",
+            r"  \footnotesize",
+            rf"  \setlength{{\tabcolsep}}{{{_SEP_PT}pt}}",
+            *([rf"  \renewcommand{{\arraystretch}}{{{stretch}}}"] if stretch > 1 else []),
+            rf"  \begin{{tabular}}{{@{{}}{alignment}@{{}}}}",
+            r"    \toprule",
+            f"    {' & '.join(header[place] for place in kept)} \\\\",
+            r"    \midrule",
+            *body,
+            r"    \bottomrule",
+            r"  \end{tabular}",
+            *([rf"  \par\smallskip\parbox{{\linewidth}}{{\scriptsize {latex_lines(notes)}}}"] if notes else []),
+            rf"\end{{{kind}}}",
+            "",
+        ]
+    )
+
+
+FORMATS: dict[str, Callable[[Table, str], str]] = {
+    "latex": as_latex,
+    "markdown": as_markdown,
+    "csv": as_csv,
+    "json": as_json,
+}
+
+
+def latex_cells(table: Table) -> list[list[str]]:
+    """Return headings and rows as LaTeX."""
+    found = Print.of(table)
+    return [[to_latex(head) for head in found.heads], *([cell.in_latex() for cell in row] for row in found.cells)]
+
+
+def widths_pt(table: Table, *, apart: bool = False) -> list[float]:
+    """Return how wide the columns are in print, in points, with what separates them.
+
+    Shared columns are left out if their values stand `apart`, in rows of their own.
+    """
+    places = [place for place, column in enumerate(table.columns) if not (apart and column.shared)]
+    cells = latex_cells(table)
+    widths = [max(_printed_pt(row[place]) for row in cells) for place in places]
+    return [width + 2 * _SEP_PT * (place > 0) for place, width in enumerate(widths)]
+
+
+def names_stand_apart(table: Table) -> bool:
+    """Return True if shared values stand in rows of their own: beside them no column fits a column of a page."""
+    widths, keys = widths_pt(table), _keys(table)
+    shared = sum(width for width, column in zip(widths, table.columns, strict=True) if column.shared)
+    return 0 < shared <= COLUMN_PT < sum(widths[:keys]) + min(widths[keys:], default=0)
+
+
+def fitting(table: Table, most_telling: Sequence[str]) -> Table:
+    """Return `table` with those columns, the `most_telling` names first, that fit one column of a page with its keys.
+
+    Where the keys leave no room for any there, the columns fit the width of the page; one is kept in any case.
+    """
+    widths, number = widths_pt(table), _keys(table)
+    keys = sum(widths[:number])
+    if names_stand_apart(table):
+        shared = sum(column.shared for column in table.columns)
+        keys = sum(widths_pt(table, apart=True)[: number - shared])
+    rank = {name: place for place, name in enumerate(most_telling)}
+    places = range(number, len(widths))
+    order = sorted(places, key=lambda place: rank.get(table.columns[place].name, len(rank)))
+    limit = COLUMN_PT if keys + min(widths[number:], default=0) <= COLUMN_PT else PAGE_PT
+    kept: list[int] = []
+    for place in order:
+        if not kept or keys + sum(widths[n] for n in [*kept, place]) <= limit:
+            kept.append(place)
+    kept = [*range(number), *sorted(kept)]
+    rows = [[row[place] for place in kept] for row in table.rows]
+    return replace(table, columns=[table.columns[place] for place in kept], rows=rows)
+
+
+def _keys(table: Table) -> int:
+    """Return the number of leading columns that tell rows apart: texts and counts."""
+    return sum(1 for _ in takewhile(lambda column: column.form in (None, COUNT), table.columns))
+
+
+def _is_text(column: Column[Any]) -> bool:
+    return column.left or column.shared
+
+
+def _sentence(text: str) -> str:
+    return text if text.endswith((".", ":", ";")) else f"{text}."
+
+
+def _unit(form: Form, cells: Sequence[Cell]) -> tuple[float, str]:
+    """Return the factor to the unit that suits the largest number, and the unit."""
+    known = [cell.number.value for cell in cells if cell.number is not None and math.isfinite(cell.number.value)]
+    longest = max(known, default=math.nan)
+    return next((factor, unit) for limit, factor, unit in form.units if not longest >= limit)
+
+
+def _finite(value: float) -> float | str | None:
+    """Return a number as JSON has it: infinity, a time that is never over, is a word."""
+    return "never" if value == math.inf else value if math.isfinite(value) else None
+
+
+def _printed_pt(latex: str) -> float:
+    """Return the width of a cell in print, in points; both distances of an interval stand one above the other."""
+
+    def width(text: str, size: float) -> float:
+        plain = text.replace(r"\dots{}", "…").replace(r"\pm", "±").replace(r"\ensuremath{\times}", "×")
+        return printed_width(re.sub(r"\\(?=\W)|[${}]", "", plain), size, "STIXGeneral")
+
+    value, *sides = re.split(r"[\^_](?=\{[+-])", latex)
+    return width(value, _FONT_PT) + max((width(side, 0.75 * _FONT_PT) for side in sides), default=0.0)
+
+
+def _places(number: float, significant: int) -> int:
+    """Return the decimals that show `significant` digits of a number; negative: to tens, hundreds."""
+    return significant - 1 - math.floor(math.log10(abs(float(f"{number:.{significant - 1}e}")))) if number else 0
+
+
+def _fixed(number: float, places: int) -> str:
+    return f"{round(number, places) + 0.0:.{max(0, places)}f}"
