@@ -99,7 +99,8 @@ def _draw_cells(panel: Panel, own: pd.DataFrame, cost: str, look: dict[str, Look
     sideways = [
         ((left, y), (right, y)) for left, right, y in zip(known[low], known[high], known["metric"], strict=True)
     ]
-    panel.intervals(sideways, [look[name].color for name in known["series"]])
+    points = list(known[[cost, "metric"]].itertuples(index=False, name=None))
+    panel.intervals(sideways, [look[name].color for name in known["series"]], points)
     panel.keep(
         known.rename(columns={low: "low", high: "high", cost: "y"})[
             ["series", "execution", "engine", "workers", "oversubscribed", "y", "low", "high"]

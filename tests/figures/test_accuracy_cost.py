@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from matplotlib.path import Path
 from matplotlib.text import Text
 
 from scalebench.errors import ResultsError
 from scalebench.figures import default_figures, plot
 from scalebench.figures.base import FIGURES
+from scalebench.figures.drawing.canvas import WIDE
 from scalebench.figures.selection import Selection
 from scalebench.figures.style import choose_style
 from tests.analysis.conftest import study  # noqa: F401
@@ -58,6 +60,22 @@ def test_executions_have_panels_of_their_own_and_modelled_runs_a_word(study):  #
         *("time, native", "core-hours, native", "time, virtual", "core-hours, virtual")
     ]
     assert "Modelled runs, which train nothing, have no metric and are left out." in canvas.caption()
+
+
+def test_time_whose_interval_is_wider_than_the_panel_has_a_mark_along_its_axis(study):  # noqa: F811
+    """Two repetitions a factor of 1.4 apart: their t interval is a factor of 9 to either side."""
+    rows = [
+        timed(strategy, 4, seconds * noise, metric, repetition=at, seed=at, execution="native")
+        for strategy, seconds, metric in (("allreduce", 4.0, 0.93), ("epoch_average", 3.0, 0.90))
+        for at, noise in enumerate((1.0, 1.4))
+    ]
+    canvas = drawn(study(rows=rows), "accuracy-cost", chosen=["time"])
+    (panel,) = canvas.panels
+    assert panel.marks_wide
+    marks = [line.get_marker().vertices for line in panel.ax.lines if isinstance(line.get_marker(), Path)]
+    assert len(marks) == 2
+    assert all(np.ptp(along[:, 0]) > np.ptp(along[:, 1]) for along in marks), "along x"
+    assert any(text.get_text() == WIDE for text in panel.ax.figure.figure.findobj(Text))
 
 
 def test_counts_of_crowded_points_stand_beside_them(study):  # noqa: F811

@@ -190,13 +190,9 @@ class Panel:
         self.level(0.0, "no reduction", workers)
         self.ax.set_ylabel("time saved (%)")
 
-    def intervals(self, bars: Sequence[Bar], colors: Sequence[str], points: Sequence[tuple[float, float]] = ()) -> None:
-        """Add error bars, each through one of the `points`; they are drawn by `close` and do not set the limits.
-
-        Bars along x, which have no points, are drawn at their whole length.
-        """
-        through = points or [bar[0] for bar in bars]
-        for bar, color, point in zip(bars, colors, through, strict=True):
+    def intervals(self, bars: Sequence[Bar], colors: Sequence[str], points: Sequence[tuple[float, float]]) -> None:
+        """Add error bars, each through one of the `points`; they are drawn by `close` and do not set the limits."""
+        for bar, color, point in zip(bars, colors, points, strict=True):
             if np.isfinite(bar).all():
                 self._bars.append((bar, color, point))
                 self._ends += [y for _, y in bar]
@@ -204,18 +200,22 @@ class Panel:
     def close(self) -> None:
         """Draw the error bars, and a mark in place of those that do not fit into the panel."""
         self.fit_intervals()
-        low, high = self.ax.get_ylim()
-        fitting = [one for one in self._bars if low <= one[0][0][1] and one[0][1][1] <= high]
+        (left, right), (low, high) = self.ax.get_xlim(), self.ax.get_ylim()
+
+        def fits(bar: Bar) -> bool:
+            return all(left <= x <= right and low <= y <= high for x, y in bar)
+
+        fitting = [one for one in self._bars if fits(one[0])]
         if fitting:
             # One artist is many times faster than `errorbar`.
             segments, shades, _ = zip(*fitting, strict=True)
             lines = LineCollection(segments, colors=shades, linewidths=0.7 * rcParams["lines.linewidth"], zorder=2)
             self.ax.add_collection(lines, autolim=False)
-        for _, color, (x, y) in [one for one in self._bars if one not in fitting]:
+        for (start, end), color, (x, y) in [one for one in self._bars if one not in fitting]:
             self.marks_wide = True
-            self.ax.plot([x], [y], zorder=2, scalex=False, scaley=False, **wide_interval(color))
+            mark = wide_interval(color, upright=start[0] == end[0])
+            self.ax.plot([x], [y], zorder=2, scalex=False, scaley=False, **mark)
         self._bars = []
-        left, right = self.ax.get_xlim()
         for line in self._lines:
             x, y = np.array(line.get_data(), dtype=float)
             # Marks at the edge of the panel, as of an accuracy of 1, are drawn whole.

@@ -16,6 +16,7 @@ from matplotlib import rcParams
 from matplotlib.artist import Artist
 from matplotlib.lines import Line2D
 from matplotlib.path import Path
+from matplotlib.transforms import Affine2D
 
 from scalebench.analysis.grouping import PER_BATCH, strategy_rank
 from scalebench.analysis.native_check import PREFERRED_ENGINES
@@ -118,10 +119,11 @@ def knee() -> dict[str, Any]:
     return {**color, "linestyle": "", "marker": "D", "markersize": size, "markeredgewidth": edge}
 
 
-def wide_interval(color: str = NEUTRAL) -> dict[str, Any]:
-    """Return matplotlib keywords of the mark for an interval that is wider than its panel."""
+def wide_interval(color: str = NEUTRAL, *, upright: bool = True) -> dict[str, Any]:
+    """Return matplotlib keywords of the mark for an interval that is wider than its panel, along y or along x."""
     size, edge = 2.6 * rcParams["lines.markersize"], 0.7 * rcParams["lines.markeredgewidth"]
-    return {"color": color, "linestyle": "", "marker": _BOTH_WAYS, "markersize": size, "markeredgewidth": edge}
+    marker = _BOTH_WAYS if upright else _BOTH_WAYS.transformed(Affine2D().rotate_deg(90))
+    return {"color": color, "linestyle": "", "marker": marker, "markersize": size, "markeredgewidth": edge}
 
 
 # An upright line with an arrowhead at each end.
