@@ -84,6 +84,7 @@ _LATEX = {
 def render(document: str, description: Description) -> str:
     """Return one of DOCUMENTS; the one in LaTeX is of class IEEEtran."""
     template, escape = DOCUMENTS[document]
+    settings: dict[str, Any] = _LATEX if document.endswith(".tex") else {}
 
     def finalize(value: object) -> object:
         return escape(value) if isinstance(value, str) and not isinstance(value, Tex) else value
@@ -96,7 +97,7 @@ def render(document: str, description: Description) -> str:
         trim_blocks=True,
         lstrip_blocks=True,
         keep_trailing_newline=True,
-        **(_LATEX if document.endswith(".tex") else {}),  # type: ignore[arg-type]
+        **settings,
     )
     environment.filters["link"] = latex_link
     return environment.get_template(template).render(d=description)

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, cast
+
+from scalebench.comm.base import Communicator
 
 
-class Alone:
+class _Alone:
     """A worker of `size` that trains by itself; what it would receive from others is what it sends."""
 
     collectives, bytes_sent = 0, 0
@@ -20,3 +22,8 @@ class Alone:
 
     def alltoallv(self, tensors: Sequence[Any]) -> list[Any]:
         return list(tensors)
+
+
+def lone_communicator(size: int = 1, rank: int = 0) -> Communicator:
+    """Return the communicator of a worker of `size` that trains by itself; it has what such a training calls, only."""
+    return cast("Communicator", _Alone(size, rank))

@@ -151,6 +151,28 @@ class Communicator(Protocol):
         """Receive a tensor from `source` into `tensor`; `add`: add it instead."""
 
 
+class OverlapCommunicator(Communicator, Protocol):
+    """A communicator of an engine with OVERLAP: virtual workers."""
+
+    def overlapped_mean_(self, tensor: Tensor, overlap: Overlap) -> None:
+        """Average gradients in buckets, charged as if each began when the backward pass had made its tensors."""
+
+
+class GroupCommunicator(Communicator, Protocol):
+    """A communicator of an engine with PROCESS_GROUP: a library moves bytes in the group, and they are counted here."""
+
+    @property
+    def process_group(self) -> Any: ...
+    def tally(self, nbytes: int, calls: int | None = 0) -> None:
+        """Count one synchronisation of `nbytes` recorded in the event log."""
+
+    def called(self, more: int | None) -> None:
+        """Count further collective calls of a synchronisation; None if unknown."""
+
+    def linger(self, operation: str, nbytes: int) -> None:
+        """Sleep for the delay of slow links in a collective of `nbytes`."""
+
+
 class SharedState(Protocol):
     """One flat vector that workers change one at a time."""
 

@@ -98,7 +98,8 @@ class StoreGroup:
         """Values of all ranks in the operation that has begun."""
         answer = self._place("all")
         if self.rank:
-            return self._opened(self._store.get(answer))  # type: ignore[no-any-return]
+            answered: list[Any] = self._opened(self._store.get(answer))
+            return answered
         values = self._collected()
         self._put(answer, values)
         return values

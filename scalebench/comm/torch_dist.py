@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from scalebench.comm.engines.base import Place
 
 _REDUCE_SCATTER: Any = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor  # before torch 2.13
+STORE: Any = vars(dist)["TCPStore"]  # of which mypy does not know
 _BACKLOG = 4096  # connections that wait to be taken, as of thousands of ranks; the system may allow fewer
 _OWN_REFERENCES = 3  # the caller's, the parameter's and that of the count itself
 _OPS = {"sum": dist.ReduceOp.SUM, "max": dist.ReduceOp.MAX, "min": dist.ReduceOp.MIN}
@@ -129,7 +130,7 @@ def process_group(backend: str, place: Place) -> Iterator[TorchCommunicator]:
     place.waits_for(0 if ranks.rank else None)
     address, interface = (LOOPBACK, "lo") if one_node else find_route(ranks, port)
     if store is None:
-        store = dist.TCPStore(address, port)  # type: ignore[attr-defined]
+        store = STORE(address, port)
     place.waits_for(None)
     with _environment({"GLOO_SOCKET_IFNAME": interface} if interface else {}):
         dist.init_process_group(backend, store=store, rank=ranks.rank, world_size=ranks.size)
@@ -152,7 +153,7 @@ def listen(address: str, port: int = 0, timeout: timedelta = dist.default_pg_tim
     """
     listener = socket.create_server((address, port), backlog=_BACKLOG)
     port = listener.getsockname()[1]
-    return dist.TCPStore(  # type: ignore[attr-defined]
+    return STORE(
         address or LOOPBACK,
         port,
         is_master=True,

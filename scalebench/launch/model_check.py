@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from importlib.metadata import version
 from typing import TYPE_CHECKING
 
-from scalebench.comm.alone import Alone
+from scalebench.comm.alone import lone_communicator
 from scalebench.errors import ModelError
 from scalebench.formatting import counted, roughly
 from scalebench.launch.planning import StudyPlan, cuts_model
@@ -242,7 +242,7 @@ def measured_step(plan: StudyPlan) -> float:
     torch.set_num_threads(plan.study.threads_per_worker)
     run = min(plan.sweep.runs, key=lambda run: run.workers)
     dataset, shards = plan.prepared.datasets[run.workers], plan.prepared.plans[run.workers]
-    replica = Replica(run, dataset, shards, Alone(), WallClock())  # type: ignore[arg-type]
+    replica = Replica(run, dataset, shards, lone_communicator(), WallClock())
     take_steps(replica, bounded(*_WARM_UP, _WARM_UP_S))
     begin = time.perf_counter()
     steps = take_steps(replica, bounded(*_STEPS, _STEPS_S))

@@ -69,7 +69,7 @@ def count_layers(model: nn.Module, inputs: Tensor, name: str, source: str) -> La
     return LayerTable(name, counter.layers(), source, tuple(inputs.shape[1:]))
 
 
-class _Counter(TorchDispatchMode):  # type: ignore[no-untyped-call]
+class _Counter(TorchDispatchMode):
     """Recorder of operations; storages identify parameters and activations."""
 
     def __init__(self, model: nn.Module, samples: int) -> None:

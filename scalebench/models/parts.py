@@ -133,7 +133,7 @@ def evaluating(modules: Sequence[nn.Module]) -> Iterator[None]:
     """
     modes = [(inner, inner.training) for module in modules for inner in module.modules()]
     fused = torch.backends.mha.get_fastpath_enabled()
-    flash = torch.backends.cuda.flash_sdp_enabled()  # type: ignore[no-untyped-call]  # of the CPU, too
+    flash = torch.backends.cuda.flash_sdp_enabled()  # of the CPU, too
     torch.backends.mha.set_fastpath_enabled(False)
     torch.backends.cuda.enable_flash_sdp(False)
     for inner, _ in modes:
@@ -161,7 +161,7 @@ def counted(operation: Callable[[], _T]) -> tuple[_T, float]:
     return made, counter.amount
 
 
-class _Work(TorchDispatchMode):  # type: ignore[no-untyped-call]
+class _Work(TorchDispatchMode):
     """Counter of floating-point operations of a forward pass. Torch's own takes seconds to import."""
 
     amount = 0.0

@@ -8,7 +8,7 @@ feed-forward part of `nn.TransformerEncoderLayer` are such pairs. All other modu
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 from torch import Tensor, nn
@@ -292,12 +292,12 @@ class _Heads(nn.Module):
 
 
 class _Activation(nn.Module):
-    def __init__(self, function: object) -> None:
+    def __init__(self, function: Callable[[Tensor], Tensor]) -> None:
         super().__init__()
         self.function = function
 
     def forward(self, x: Tensor) -> Tensor:
-        made: Tensor = self.function(x)  # type: ignore[operator]
+        made: Tensor = self.function(x)
         return made
 
 

@@ -100,7 +100,7 @@ class _Steps:
                 if not isinstance(made, Tensor)
                 else loss_for(self._task)(made, y)
             )
-            loss.backward()  # type: ignore[no-untyped-call]
+            loss.backward()
         used = {name: parameter.grad for name, parameter in model.named_parameters() if parameter.grad is not None}
         for name, gradient in used.items():
             if gradient.is_sparse:
@@ -170,7 +170,7 @@ def _refuse_synchronised(component: Component, model: nn.Module) -> None:
             )
 
 
-class _Collectives(TorchDispatchMode):  # type: ignore[no-untyped-call]
+class _Collectives(TorchDispatchMode):
     """Raises ModelError at a collective of torch.distributed."""
 
     def __init__(self, component: Component) -> None:

@@ -11,11 +11,9 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
-import torch.distributed as dist
-
 from scalebench.comm.addresses import LOOPBACK, first_answering, listening_address, own_addresses
 from scalebench.comm.control import StoreGroup
-from scalebench.comm.torch_dist import listen
+from scalebench.comm.torch_dist import STORE, listen
 from scalebench.errors import EngineError
 from scalebench.native.heartbeat import Heartbeat
 
@@ -54,7 +52,7 @@ def meet(folder: Path, heart: Heartbeat, rank: int, size: int, *, one_node: bool
         is_here = told["host"] == platform.node()
         addresses = [LOOPBACK] if is_here and told["on_all"] else told["addresses"]
         address = first_answering(addresses, told["port"], told["host"])[0]
-        store = dist.TCPStore(address, told["port"], timeout=_FOREVER)  # type: ignore[attr-defined]
+        store = STORE(address, told["port"], timeout=_FOREVER)
     heart.wait_for(None)
     world = StoreGroup(store, bytes.fromhex(told["key"]), range(size), rank)
     world.Barrier()

@@ -64,7 +64,8 @@ def bubbles(event_logs: Sequence[EventLog]) -> list[float]:
 def by_epoch(waited: Waits, ends: Sequence[float]) -> list[float]:
     """Seconds waited in each epoch, by the times `ends`; a wait after the last one (a barrier) is left out."""
     places = np.searchsorted(ends, waited[:, 0], side="right")
-    return np.bincount(places, waited[:, 1] - waited[:, 0], len(ends))[: len(ends)].tolist()  # type: ignore[no-any-return]
+    seconds: list[float] = np.bincount(places, waited[:, 1] - waited[:, 0], len(ends))[: len(ends)].tolist()
+    return seconds
 
 
 class _InconsistentLogsError(Exception):

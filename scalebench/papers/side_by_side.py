@@ -7,6 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from textwrap import fill
+from typing import Any
 
 from matplotlib.figure import Figure
 from matplotlib.ticker import NullLocator, ScalarFormatter
@@ -154,7 +155,7 @@ def _curve(pair: Pair) -> str:
     return quantity if pair.published.workers or _x(pair) is None else quantity.partition("@")[0]
 
 
-def _lines(axis, own: Sequence[Pair]) -> None:  # type: ignore[no-untyped-def]
+def _lines(axis: Any, own: Sequence[Pair]) -> None:
     """Draw a line for each strategy, and for each argument of the quantity where several are here."""
     first, names, what = (
         own[0].published,
@@ -181,11 +182,11 @@ def _lines(axis, own: Sequence[Pair]) -> None:  # type: ignore[no-untyped-def]
     _title(axis, f"{what}, {first.workers} workers" if first.workers else what, beside)
 
 
-def _title(axis, text: str, beside: int = 0) -> None:  # type: ignore[no-untyped-def]
+def _title(axis: Any, text: str, beside: int = 0) -> None:
     axis.set_title(fill(text, _LETTERS // axis.get_subplotspec().get_gridspec().ncols - beside))
 
 
-def _never(axis, places: Sequence[float | None], **look: object) -> None:  # type: ignore[no-untyped-def]
+def _never(axis: Any, places: Sequence[float | None], **look: object) -> None:
     """Mark what was never reached at the top of the panel."""
     if places:
         axis.plot(places, [0.96] * len(places), "^", transform=axis.get_xaxis_transform(), linestyle="",
@@ -199,7 +200,7 @@ def _label(strategy: str, variants: Iterable[str], what: str) -> str:
     return ", ".join(filter(None, [bare if alone else strategy, what]))
 
 
-def _panel(axis, name: str, own: Sequence[Pair], labels: dict[str, int], variants: Iterable[str]) -> None:  # type: ignore[no-untyped-def]
+def _panel(axis: Any, name: str, own: Sequence[Pair], labels: dict[str, int], variants: Iterable[str]) -> None:
     for strategy in dict.fromkeys(pair.published.strategy for pair in own):
         pairs = [pair for pair in own if pair.published.strategy == strategy]
         colour = _COLOURS[labels.setdefault(strategy, len(labels)) % len(_COLOURS)]

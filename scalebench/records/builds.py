@@ -160,7 +160,7 @@ def _nccl() -> str | None:
     from torch.cuda import nccl
 
     with suppress(AttributeError, RuntimeError, OSError):
-        return ".".join(map(str, nccl.version()))  # type: ignore[no-untyped-call]
+        return ".".join(map(str, nccl.version()))
     versions = package_versions()
     return next((version for name, version in versions.items() if name.startswith("nvidia-nccl")), None)
 

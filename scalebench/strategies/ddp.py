@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from contextlib import nullcontext
 from dataclasses import replace
-from typing import Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, cast
 
 from pydantic import Field, model_validator
 
-from scalebench.comm.base import Capability, Overlap
+from scalebench.comm.base import Capability, GroupCommunicator, Overlap, OverlapCommunicator
 from scalebench.comm.engines import providing
 from scalebench.errors import StudyError
 from scalebench.strategies.allreduce import GradientAveraging, mean_of_gradients
@@ -24,6 +24,9 @@ from scalebench.strategies.compression import (
 from scalebench.strategies.registry import register
 from scalebench.strategies.replica_state import broadcast_bytes_
 from scalebench.strategies.traits import Traits
+
+if TYPE_CHECKING:
+    from torch.nn.parallel import DistributedDataParallel
 
 _MIB = 1 << 20
 _TORCHS_CAP = 25.0  # MiB
@@ -79,7 +82,7 @@ class VirtualDdp(GradientAveraging):
         if self.compression == "powersgd" and worker.size > 1:
             worker.state.factors.mean_(worker.gradients)
         else:
-            worker.comm.overlapped_mean_(worker.gradients, self.overlap)  # type: ignore[attr-defined]
+            cast(OverlapCommunicator, worker.comm).overlapped_mean_(worker.gradients, self.overlap)
         if self.find_unused_parameters and worker.size > 1:
             worker.comm.allreduce_(worker.state.used)
         if scale != 1.0:
@@ -138,7 +141,7 @@ class Ddp(VirtualDdp):
     def setup(self, worker: Worker) -> None:
         from torch.nn.parallel import DistributedDataParallel
 
-        group = worker.comm.process_group  # type: ignore[attr-defined]
+        group = cast(GroupCommunicator, worker.comm).process_group
         worker.use_optimizer(lambda optimizer: optimizer)
         state, gradients = worker.state, worker.gradients
         cap: Any = self.torchs_cap(gradients.nbytes)  # torch takes floats, and says int
@@ -174,7 +177,7 @@ class Ddp(VirtualDdp):
                 group, matrix_approximation_rank=self.rank, start_powerSGD_iter=self.start
             )
             hook = powerSGD_hook.powerSGD_hook
-        worker.forward.register_comm_hook(group, hook)  # type: ignore[attr-defined]
+        _wrapped(worker).register_comm_hook(group, hook)
 
     def warm_up(self, worker: Worker, batch: Batch) -> None:
         GradientAveraging.warm_up(self, worker, batch)
@@ -189,25 +192,25 @@ class Ddp(VirtualDdp):
 
     def gather(self, worker: Worker, batch: Batch, weight: float, *, add: bool, ends: bool) -> None:
         """Gradients are exchanged within the last of the backward passes."""
-        alone: Any = nullcontext() if ends else worker.forward.no_sync()  # type: ignore[attr-defined]
+        alone: Any = nullcontext() if ends else _wrapped(worker).no_sync()
         with alone:
             worker.gradient(batch, weight, add=add)
 
     def exchange(self, worker: Worker, scale: float = 1.0) -> None:
-        state, comm = worker.state, worker.comm
+        state, comm = worker.state, cast(GroupCommunicator, worker.comm)
         if scale != 1.0:
             worker.gradients.mul_(scale)
         if worker.size > 1:
             if state.buffer_bytes:  # DDP has sent them before the first forward pass, dtype by dtype
                 sent = state.buffer_bytes if worker.rank == 0 else 0
-                comm.tally(sent, state.buffer_calls)  # type: ignore[attr-defined]
-                comm.linger("broadcast", state.buffer_bytes)  # type: ignore[attr-defined]
+                comm.tally(sent, state.buffer_calls)
+                comm.linger("broadcast", state.buffer_bytes)
             compressed = self.compression == "powersgd" and state.steps >= self.start
             comm.count(state.factors_sent if compressed else state.sent, calls=3 if compressed else 0)
             if state.used_bytes:
-                comm.tally(state.used_bytes, 1)  # type: ignore[attr-defined]
+                comm.tally(state.used_bytes, 1)
             if compressed:
-                comm.tally(0)  # type: ignore[attr-defined]  # the second factor waits for the first one's mean
+                comm.tally(0)  # the second factor waits for the first one's mean
         state.steps += 1
         worker.update()
 
@@ -220,14 +223,18 @@ class Ddp(VirtualDdp):
         state = worker.state
         plain = min(state.steps, self.start) if self.compression == "powersgd" else state.steps
         if worker.size > 1:
-            log = worker.forward._get_ddp_logging_data()  # type: ignore[attr-defined]
+            log = _wrapped(worker)._get_ddp_logging_data()
             first, then = (len(sizes.split(",")) if sizes else None for sizes in map(log.get, _BUCKETS))
             early = 0 if state.warmed else min(plain, 1)  # steps with the first buckets
             if self.find_unused_parameters:  # torch then makes no new buckets
                 then = first
             known = plain == early or then is not None
             calls = early * (first or 0) + (plain - early) * (then or 0) if known else None
-            worker.comm.called(calls)  # type: ignore[attr-defined]
+            cast(GroupCommunicator, worker.comm).called(calls)
+
+
+def _wrapped(worker: Worker) -> DistributedDataParallel:
+    return cast("DistributedDataParallel", worker.forward)
 
 
 def _trainable(worker: Worker) -> int:

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal, cast
 
 from pydantic import Field
 
-from scalebench.comm.base import Capability, Overlap
+from scalebench.comm.base import Capability, Overlap, OverlapCommunicator
 from scalebench.errors import StudyError
 from scalebench.strategies.allreduce import GradientAveraging, mean_of_gradients
 from scalebench.strategies.base import Setting, Worker
@@ -38,7 +38,7 @@ class VirtualHorovod(GradientAveraging):
     requires: ClassVar[frozenset[Capability]] = frozenset({Capability.OVERLAP})
 
     def exchange(self, worker: Worker, scale: float = 1.0) -> None:
-        worker.comm.overlapped_mean_(worker.gradients, self.overlap)  # type: ignore[attr-defined]
+        cast(OverlapCommunicator, worker.comm).overlapped_mean_(worker.gradients, self.overlap)
         if scale != 1.0:
             worker.gradients.mul_(scale)
         worker.update()

@@ -11,11 +11,11 @@ from __future__ import annotations
 import warnings
 from collections import OrderedDict
 from dataclasses import replace
-from typing import ClassVar
+from typing import ClassVar, cast
 
 from pydantic import Field, PositiveInt
 
-from scalebench.comm.base import Capability
+from scalebench.comm.base import Capability, GroupCommunicator
 from scalebench.comm.engines import providing
 from scalebench.errors import StudyError
 from scalebench.strategies.base import Batch, Setting, Strategy, Synchronisation, Worker
@@ -116,7 +116,7 @@ class TorchLocalSgd(RealAverager, VirtualTorchLocalSgd):
         from torch.distributed.algorithms.model_averaging.averagers import PeriodicModelAverager
 
         _begin(self, worker)
-        group = worker.comm.process_group  # type: ignore[attr-defined]
+        group = cast(GroupCommunicator, worker.comm).process_group
         worker.state.averager = PeriodicModelAverager(self.period, self.warmup, group)
 
 
@@ -164,8 +164,8 @@ class TorchHierarchical(RealAverager, VirtualTorchHierarchical):
 
         _begin(self, worker)
         sizes = OrderedDict((period, min(size, worker.size)) for size, period in sorted(self.groups.items()))
-        group = worker.comm.process_group  # type: ignore[attr-defined]
-        worker.state.averager = HierarchicalModelAverager(sizes, process_group=group)  # type: ignore[no-untyped-call]
+        group = cast(GroupCommunicator, worker.comm).process_group
+        worker.state.averager = HierarchicalModelAverager(sizes, process_group=group)
 
 
 @register("virtual")
@@ -223,13 +223,13 @@ class TorchPostLocalSgd(RealAverager, VirtualTorchPostLocalSgd):
             from torch.distributed.optim import PostLocalSGDOptimizer
 
         _begin(self, worker)
-        group = worker.comm.process_group  # type: ignore[attr-defined]
+        group = cast(GroupCommunicator, worker.comm).process_group
         members = min(self.subgroup or worker.workers_per_node, worker.size)
-        subgroup = dist.new_subgroups(members)[0] if members > 1 else None  # type: ignore[no-untyped-call]
+        subgroup = dist.new_subgroups(members)[0] if members > 1 else None
         worker.state.averager = PeriodicModelAverager(self.period, self.start, group)
         worker.use_optimizer(lambda optimizer: PostLocalSGDOptimizer(optimizer, worker.state.averager))
         model = DistributedDataParallel(worker.model, process_group=group, forward_sync_buffers=False)
-        worker.state.hook = PostLocalSGDState(group, subgroup, self.start, members > 1)  # type: ignore[no-untyped-call]
+        worker.state.hook = PostLocalSGDState(group, subgroup, self.start, members > 1)
         model.register_comm_hook(worker.state.hook, post_localSGD_hook)
         worker.forward = model
 

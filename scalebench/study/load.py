@@ -203,9 +203,10 @@ def _assign(raw: dict[str, Any], item: str) -> None:
 def _assign_option(raw: dict[str, Any], key: str, option: str, value: Any) -> None:
     """Change one option of a component, in any of its written forms: `--set model.hidden=[64]`."""
     field = Study.model_fields[key]
+    kind: Any = field.annotation
     written = raw.get(key, field.get_default().model_dump())
     try:
-        component = field.annotation.model_validate(written).model_dump()  # type: ignore[union-attr]
+        component = kind.model_validate(written).model_dump()
     except ValidationError as error:
         raise StudyError(explain(error, Study, f"key {key!r}")) from None
     if option == "name":

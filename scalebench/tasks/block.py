@@ -21,7 +21,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from scalebench.comm.alone import Alone
+from scalebench.comm.alone import lone_communicator
 from scalebench.data.dataset import open_dataset
 from scalebench.data.plan import BatchPlan
 from scalebench.data.shard import Shard
@@ -178,7 +178,7 @@ class _Trainer:
         torch.set_num_threads(run.threads_per_worker)
         self._run, self._dataset = run, open_dataset(folder)
         self._plan = BatchPlan.of(run, run.workers, run.seed, self._dataset)
-        self._replica = Replica(run, self._dataset, self._plan, Alone(run.workers), WallClock())  # type: ignore[arg-type]
+        self._replica = Replica(run, self._dataset, self._plan, lone_communicator(run.workers), WallClock())
         self._held = (0, -1)  # worker and epoch of the samples in memory
         self._warm_up()
 

@@ -126,7 +126,7 @@ class PacedClock(WallClock):
         trainable = [parameter for parameter in model.parameters() if parameter.requires_grad]
         shares = release_shares([parameter.numel() for parameter in trainable])
         for parameter, share in zip(reversed(trainable), reversed(shares), strict=True):
-            parameter.register_hook(self._holding(share))  # type: ignore[no-untyped-call]
+            parameter.register_hook(self._holding(share))
         self._gradients = len(trainable)
 
     def start(self) -> None:

@@ -15,13 +15,12 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, fields, replace
 from statistics import median
-from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from scalebench.comm.alone import Alone
+from scalebench.comm.alone import lone_communicator
 from scalebench.data.dataset import Dataset
 from scalebench.data.plan import BatchPlan
 from scalebench.errors import in_one_line
@@ -132,7 +131,7 @@ def train_one_for_all(
     Raises:
         DivergedError: the loss or the weights are not finite.
     """
-    replica = _GlobalReplica(run, dataset, plan, Alone(run.workers), WallClock())  # type: ignore[arg-type]
+    replica = _GlobalReplica(run, dataset, plan, lone_communicator(run.workers), WallClock())
     replica.use(dataset, records=records)
     strategy = _MeanOfGradients()
     train(replica, strategy, on_epoch=on_epoch)
@@ -189,10 +188,10 @@ def _measure(run: Run, dataset: Dataset, size: int) -> Choice:
     some = Dataset(**(vars(dataset) | {"x_train": dataset.x_train[:rows], "y_train": dataset.y_train[:rows]}))
 
     def replica(rank: int, memory: Memory | None = None) -> RecordedReplica:
-        comm: Any = Alone(workers, rank)
+        comm = lone_communicator(workers, rank)
         return RecordedReplica(few, some, part, comm, WallClock(), memory=memory)
 
-    first = Replica(few, some, part, Alone(workers), WallClock())  # type: ignore[arg-type]
+    first = Replica(few, some, part, lone_communicator(workers), WallClock())
     if reason := _why_single(first, few):
         return Choice(reason=reason)
     pool = Batched(first, workers, fills=False)
@@ -263,7 +262,7 @@ def changes_attributes(replica: Replica) -> bool:
 def _of_one_batch(replica: Replica, batches: Sequence[Batch]) -> Tensor:
     x, y = (torch.cat([getattr(batch, name) for batch in batches]) for name in ("x", "y"))
     replica.gradients.zero_()
-    losses_of_samples(replica.task, replica.model(x), y).mean().backward()  # type: ignore[no-untyped-call]
+    losses_of_samples(replica.task, replica.model(x), y).mean().backward()
     return replica.gradients.clone()
 
 

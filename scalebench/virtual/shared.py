@@ -109,9 +109,10 @@ class ServerState:
 
     def answer_now(self, comm: VirtualCommunicator, payload: Any) -> Tensor:
         """Return the reply to a request outside the training time; the rule must not defer it."""
-        ((worker, tensor),) = self.rule(comm.world_rank, payload, comm.clock.now)
+        reply: Tensor
+        ((worker, reply),) = self.rule(comm.world_rank, payload, comm.clock.now)
         assert worker == comm.world_rank
-        return tensor  # type: ignore[no-any-return]
+        return reply
 
     def handle(self, comm: VirtualCommunicator, payload: Any, arrival: float) -> None:
         """Serve one request that arrives at `arrival`, and send every reply that the rule releases."""

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from scalebench.comm.alone import Alone
+from scalebench.comm.alone import lone_communicator
 from scalebench.pricing.step_times import STEP_TASKS
 from scalebench.study.spec import Run
 from scalebench.system.clock import Ledger, Task
@@ -239,7 +239,7 @@ def single_replica(run: Run, dataset: Any, size: int, device: torch.device) -> A
     plan = BatchPlan(rows, 1, seed=run.seed, batch_per_worker=size)
     clock = LapClock(partial(torch.cuda.synchronize, device)) if device.type == "cuda" else LapClock()
     solo = run.model_copy(update={"workers": 1, "init_weights": None})
-    return Replica(solo, part, plan, Alone(), clock, device)  # type: ignore[arg-type]
+    return Replica(solo, part, plan, lone_communicator(), clock, device)  # type: ignore[arg-type]
 
 
 def bounded(least: int, most: int | None, seconds: float) -> Iterator[int]:
@@ -292,7 +292,7 @@ def _moments(device: torch.device) -> tuple[Callable[[], Any], Callable[[Any, An
     import torch
 
     def mark() -> Any:
-        event = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
+        event = torch.cuda.Event(enable_timing=True)
         event.record()
         return event
 

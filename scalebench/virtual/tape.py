@@ -50,7 +50,7 @@ def write(gradients: Results, targets: Sequence[Tensor], *, add: bool) -> None:
             target.zero_()
 
 
-class _Tape(TorchDispatchMode):  # type: ignore[no-untyped-call]
+class _Tape(TorchDispatchMode):
     """Takes down operations below autograd and vmap, without views of inputs and what changes nothing."""
 
     def __init__(self, inputs: Sequence[Tensor]) -> None:

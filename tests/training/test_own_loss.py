@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from scalebench.comm.alone import Alone
+from scalebench.comm.alone import lone_communicator
 from scalebench.data.dataset import Dataset
 from scalebench.data.plan import BatchPlan
 from scalebench.system.clock import WallClock
@@ -60,7 +60,7 @@ def test_a_model_s_own_loss_is_trained(tmp_path, make_run, blobs, factory, times
     def gradient(name):
         run = make_run(model=f"{tmp_path / 'own.py'}:{name}")
         plan = BatchPlan.of(run, 1, run.seed, blobs)
-        replica = Replica(run, blobs, plan, Alone(), WallClock())
+        replica = Replica(run, blobs, plan, lone_communicator(), WallClock())
         replica.gradient(next(iter(replica.batches(0))))
         return replica.gradients.clone(), float(replica.last_loss)
 

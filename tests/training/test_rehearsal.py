@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from scalebench.comm.alone import Alone
+from scalebench.comm.alone import lone_communicator
 from scalebench.data.plan import BatchPlan
 from scalebench.strategies import registry
 from scalebench.system.clock import WallClock
@@ -49,7 +49,7 @@ def trained(tmp_path, make_run, blobs):
         run = make_run(model=f"{tmp_path / 'own.py'}:build", warmup_steps=warmup_steps)
         seed_generators(11)
         plan = BatchPlan.of(run, 1, run.seed, blobs)
-        replica = Replica(run, blobs, plan, Alone(), WallClock())
+        replica = Replica(run, blobs, plan, lone_communicator(), WallClock())
         report = train(replica, registry.create("serial", {}), warm=warmup_steps > 0)
         return replica, report
 
