@@ -220,7 +220,7 @@ class Measured(TimeModel):
 
     def under(self, workers: int) -> Measured:
         table = table_under(self.tables, workers)
-        return self._alone.setdefault(id(table), replace(self, tables=(table,)))
+        return self._alone.setdefault(table.busy_workers, replace(self, tables=(table,)))
 
     @cached_property
     def _alone(self) -> dict[int, Measured]:
