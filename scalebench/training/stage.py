@@ -11,7 +11,7 @@ from functools import partial
 from typing import Any, NamedTuple, Protocol
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from scalebench.cluster.mesh import Mesh
 from scalebench.comm.base import BETWEEN_STAGES, Communicator, Request
@@ -74,18 +74,24 @@ def segment_facts(
 ) -> list[SegmentFacts]:
     """Return the sizes of the segments of a stage, the `first` or a later one, by a forward pass of samples `x`.
 
-    `facts` are those of the layers of the whole model.
+    `facts` are those of the layers of the whole model: as in `facts_of`, the backward pass of the first layer does the
+    work of its forward pass, that of others twice as much.
     """
     whole = sum(each.forward for each in facts), sum(each.backward for each in facts)
-    samples, found, state, needed = len(x), [], [x], not first
+    samples, found, state = len(x), [], [x]
+    layers = 0 if first else 2  # begun so far, the first two of which count
     with torch.no_grad(), evaluating([segment.module for segment in segments]):
         for segment in segments:
-            takes, taken = tuple(state[-1].shape[1:]), state[-1:] if segment.divided else state
-            made, work = counted(partial(called, segment.module, taken))
+            takes, made = tuple(state[-1].shape[1:]), state[-1:] if segment.divided else state
+            forward = backward = 0.0
+            needed = layers > 0
+            for module in segment.module if type(segment.module) is nn.Sequential else [segment.module]:
+                made, work = counted(partial(called, module, made))
+                layers += any(each.requires_grad for each in module.parameters())
+                forward += work / samples / whole[0]
+                backward += (2 if layers > 1 else 1) * work / samples / whole[1]
             state = [*state[:-1], *made] if segment.divided else made
-            forward, backward = work / samples / whole[0], (1 + needed) * work / samples / whole[1]
             found.append(SegmentFacts(segment.divided, takes, tuple(state[-1].shape[1:]), forward, backward, needed))
-            needed = needed or any(each.requires_grad for each in segment.module.parameters())
     return found
 
 

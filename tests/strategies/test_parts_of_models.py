@@ -13,11 +13,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
 
+from scalebench.cluster.mesh import Mesh
 from scalebench.errors import ModelError, StudyError
-from scalebench.models.parts import layers_of
+from scalebench.models.parts import facts_of, layers_of
+from scalebench.models.registry import build_model
+from scalebench.models.sharding import held_by
 from scalebench.records.rows import rows_of
 from scalebench.strategies import registry
+from scalebench.strategies.parts import placed
+from scalebench.study.spec import Component
 from scalebench.training.replica import Replica
+from scalebench.training.stage import sizes_of
 from scalebench.virtual import engine as virtual_engine
 from scalebench.virtual.arithmetic import Choice
 from scalebench.virtual.engine import simulate
@@ -236,6 +242,22 @@ def test_a_cut_by_times_has_the_fastest_slowest_stage(work, data):
 def test_gpipe_makes_all_forwards_first():
     gpipe = "pipeline", {"micro_batches": 3, "schedule": "gpipe"}
     assert moves(gpipe, 0, 2, 3) == moves(gpipe, 1, 2, 3) == "F0 F1 F2 B0 B1 B2"
+
+
+@pytest.mark.parametrize("model", MODELS)
+def test_stages_do_the_work_of_the_whole_model(model):
+    """Floating-point operations of both passes, of the first layer too, which needs no gradient of its input."""
+    whole = build_model(Component.model_validate(MODELS[model]), (1, 8, 8), 3, "classification", torch.float64, 0)
+    layers, sample, mesh = layers_of(whole, model), torch.zeros(2, 1, 8, 8, dtype=torch.float64), Mesh(pipeline=2)
+    facts = facts_of(layers, sample)
+    sizes = placed([1.0] * len(layers), 2, "even")
+    segments = [
+        segment
+        for part in range(2)
+        for segment in sizes_of(facts, held_by(layers, sizes, mesh, part, model), sizes, mesh, part, sample)[1]
+    ]
+    assert sum(segment.forward for segment in segments) == pytest.approx(1, rel=1e-12)
+    assert sum(segment.backward for segment in segments) == pytest.approx(1, rel=1e-12)
 
 
 def test_micro_batches_shorten_a_step_and_placement_does_not(play, patterns):
