@@ -29,3 +29,7 @@ class Mesh:
     def stage_of(self, part: int) -> int:
         """Return the stage to which a part of a replica belongs."""
         return part // self.tensor
+
+    def groups_of(self, part: int, groups: int) -> range:
+        """Return the groups of layers that a part of a replica holds, of `groups` that are dealt to stages in turn."""
+        return range(self.stage_of(part), groups, self.pipeline)

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 _T = TypeVar("_T")
-BETWEEN_STAGES = 0x57A6  # tag of messages between the stages of a replica: waiting for them is its bubble
+ACTIVATIONS, GRADIENTS = BETWEEN_STAGES = 0x57A6, 0x57A7  # tags: waiting for these messages is a replica's bubble
 
 
 class Capability(StrEnum):

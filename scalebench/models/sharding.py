@@ -60,7 +60,7 @@ class Shards:
         """Return the segments of consecutive modules.
 
         Raises:
-            ModelError: a width does not divide, nothing can be divided, or workers would draw different numbers.
+            ModelError: a width does not divide, or workers would draw different numbers.
         """
         place = 0
         while place < len(modules):
@@ -76,11 +76,6 @@ class Shards:
                 self._kept.append(module)
             place += 1
         self._close()
-        if not any(segment.divided for segment in self.segments):
-            raise ModelError(
-                f"model {self.name}: no layer can be divided among {self.degree} workers: only nn.Linear, nn.Conv2d "
-                "and nn.TransformerEncoderLayer in a sequence can"
-            )
         return self.segments
 
     def _refuse_drawing(self, module: nn.Module) -> None:
@@ -327,15 +322,15 @@ class _Join(nn.Module):
 
 
 class Held(NamedTuple):
-    """What one worker holds of a model: its segments, and the places of their tensors in the whole model."""
+    """What one worker holds of a model: segments of each chunk, and the places of their tensors in the whole model."""
 
-    segments: list[Segment]
+    chunks: list[list[Segment]]
     shares: dict[int, Share]  # of tensors that are shares, by id
 
     @property
     def model(self) -> nn.Module:
         """One module of all segments, for its parameters and buffers."""
-        return nn.Sequential(*(segment.module for segment in self.segments))
+        return nn.Sequential(*(segment.module for segments in self.chunks for segment in segments))
 
     def places(self) -> list[Tensor]:
         """Return where each trainable parameter, then each floating-point buffer, lies in the whole model."""
@@ -348,21 +343,32 @@ class Held(NamedTuple):
 def held_by(
     layers: Sequence[Layer], sizes: Sequence[int], mesh: Mesh, part: int, name: str, *, by_layer: bool = False
 ) -> Held:
-    """Return what the worker with a part of a model holds: of `sizes` layers by stage, those of its stage or shares.
+    """Return what the worker with a part of a model holds: of groups of `sizes` layers those of its stage, or shares.
 
     Layers that are held whole are one segment, or one each (`by_layer`).
 
     Raises:
         ModelError: the layers of a model that is called `name` cannot be divided.
     """
-    first, last = bounds_of(sizes)[mesh.stage_of(part)]
-    own = layers[first:last]
-    modules = [module for layer in own for module in layer.modules]
-    if mesh.tensor == 1:
-        pieces = [layer.modules for layer in own] if by_layer else [modules]
-        return Held([Segment(nn.Sequential(*each), divided=False) for each in pieces], {})
-    shards = Shards(mesh.tensor, part % mesh.tensor, name)
-    return Held(shards.segmented(modules), shards.shares)
+    bounds = bounds_of(sizes)
+    held = Held([], {})
+    for group in mesh.groups_of(part, len(sizes)):
+        first, last = bounds[group]
+        own = layers[first:last]
+        modules = [module for layer in own for module in layer.modules]
+        if mesh.tensor == 1:
+            pieces = [layer.modules for layer in own] if by_layer else [modules]
+            held.chunks.append([Segment(nn.Sequential(*each), divided=False) for each in pieces])
+        else:
+            shards = Shards(mesh.tensor, part % mesh.tensor, name)
+            held.chunks.append(shards.segmented(modules))
+            held.shares.update(shards.shares)
+    if mesh.tensor > 1 and not any(segment.divided for segments in held.chunks for segment in segments):
+        raise ModelError(
+            f"model {name}: no layer can be divided among {mesh.tensor} workers: only nn.Linear, nn.Conv2d and "
+            "nn.TransformerEncoderLayer in a sequence can"
+        )
+    return held
 
 
 def called(module: nn.Module, inputs: Sequence[Tensor]) -> list[Tensor]:

@@ -53,7 +53,7 @@ def bubbles(event_logs: Sequence[EventLog]) -> list[float]:
     for event_log in event_logs:
         seconds = 0.0
         for mail, book in event_log.received.items():
-            if mail[3] == BETWEEN_STAGES:
+            if mail[3] in BETWEEN_STAGES:
                 sent, received = _table(senders[mail], 2), _table(book, 2)
                 waited = _waits(received[:, 0], received[:, 1], sent[:, 0])
                 seconds += float(np.diff(waited).sum())

@@ -7,7 +7,7 @@ unless its compute and communication alone, without any waiting, take longer tha
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cache, cached_property
 from typing import NamedTuple, NoReturn, cast
@@ -25,9 +25,10 @@ from scalebench.pricing.schedule import PartMemory
 from scalebench.pricing.table_cut import HeldRows, TableCut
 from scalebench.pricing.uncertainty import cases_at_ends, interval, seconds_at_ends, uncertainty_of
 from scalebench.pricing.validity import memory_of
-from scalebench.strategies.base import Move, Recompute
+from scalebench.strategies.base import Recompute
 from scalebench.strategies.parts import PartsOfModel
 from scalebench.study.spec import Component
+from scalebench.training.stage import most_kept
 
 _GIB = 2**30
 _MOST_PIECES = 8  # micro-batches for each stage: they idle for a ninth of the step at most
@@ -160,7 +161,7 @@ class Planner:
         if degree not in self._shareable:
             cut = self._cut(1)
             try:
-                cut.held([len(cut.layers)], Mesh(tensor=degree), 0)
+                cut.held([len(cut.layers)], [0], degree)
                 self._shareable[degree] = True
             except ModelError:
                 self._shareable[degree] = False
@@ -185,9 +186,10 @@ class Planner:
         piece = share // layout.micro_batches
         for stage in range(mesh.pipeline):
             held = self._held_by(layout, stage)
-            samples = piece * _most_kept(strategy.order(stage, mesh.pipeline, layout.micro_batches))
+            moves = strategy.order(stage, mesh.pipeline, layout.micro_batches)
+            samples = tuple(most_kept(moves, [piece] * layout.micro_batches, 1))
             own = held.parameters
-            part = PartMemory(held.stage, own, own, own, samples, piece, held.kept)
+            part = PartMemory(held.stage, own, own, own, samples, piece, (held.kept,))
             found.append(part_memory(workload.layers, share, workload.dtype, states, part, workload.products))
         return found
 
@@ -228,7 +230,7 @@ class Planner:
                 self._held_by(layout, stage)
             if self._layers:
                 strategy = self._strategy(layout)
-                strategy.require_shares(self._layers, strategy.sizes_of(self._work, layout.mesh), layout.mesh)
+                strategy.require_shares(self._layers, strategy.sizes_of(self._work), layout.mesh)
         except (ModelError, StudyError):
             return False
         return True
@@ -239,7 +241,7 @@ class Planner:
         if key not in self._held:
             if key[:2] not in self._sizes:
                 self._sizes[key[:2]] = strategy.place(cut.work, mesh.pipeline)
-            self._held[key] = cut.held(self._sizes[key[:2]], mesh, stage * mesh.tensor, strategy.recompute)
+            (self._held[key],) = cut.held(self._sizes[key[:2]], [stage], mesh.tensor, strategy.recompute)
         return self._held[key]
 
     # --- times --------------------------------------------------------------------------------------------------
@@ -409,15 +411,6 @@ def _with_fewest_pieces(layouts: Sequence[Layout]) -> list[Layout]:
     for layout in layouts:
         fewest[layout.mesh] = min(layout.micro_batches, fewest.get(layout.mesh, layout.micro_batches))
     return [layout for layout in layouts if layout.micro_batches == fewest[layout.mesh]]
-
-
-def _most_kept(moves: Iterable[Move]) -> int:
-    """Return the most micro-batches between their forward and their backward pass."""
-    kept = most = 0
-    for move in moves:
-        kept += 1 if move.forward else -1
-        most = max(most, kept)
-    return most
 
 
 @cache

@@ -98,7 +98,8 @@ def part_memory(
     activations = layers.activation_bytes(batch, kept_in or dtype)
     if part.stage is not None:
         activations = round(part.activations * ELEMENT_BYTES[kept_in or dtype])
-        place = f", stage {part.stage.stage} of {part.stage.stages}" if part.stage.stages > 1 else ""
+        stages = part.stage.stages // len(part.kept or (0,))
+        place = f", stage {part.stage.stage} of {stages}" if stages > 1 else ""
     return WorkerMemory(
         model=f"{layers.name}{place}",
         batch=batch,

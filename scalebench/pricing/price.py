@@ -269,7 +269,7 @@ class _Walk:
         if event.name == "add":
             until = until + self.prices.each(lambda costs: costs.adding(event.amount), "add", event.amount)
         self._record(slice(rank, rank + 1), until[:, None], waited[:, None], cost[:, None])
-        if event.root == BETWEEN_STAGES:
+        if event.root in BETWEEN_STAGES:
             self.ledger.bubble[:, rank] += waited
         return True
 

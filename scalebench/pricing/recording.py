@@ -36,7 +36,7 @@ from scalebench.training.loop import train
 from scalebench.training.meters import Meters
 from scalebench.training.optimizers import build_optimizer
 from scalebench.training.sharded import shard_length
-from scalebench.training.stage import Order, Stage, StageShapes, sizes_of
+from scalebench.training.stage import Chunk, Order, Stage, StageShapes, sizes_of
 
 _META_MODELS: dict[str, torch.nn.Module] = {}  # the last one, by its parts
 _STATES: dict[str, dict[str, Tensor]] = {}  # of optimizers after a step
@@ -138,7 +138,7 @@ class RecordingWorker:
     ) -> None:
         self.run, self.plan, self.clock = run, plan, clock
         self._cut = cut  # of a layer table, which then stands for the layers of the model
-        self.kept: Kept | None = None  # elements of a sample kept for the backward pass, if a table says so
+        self._kept: tuple[Kept, ...] | None = None  # by each chunk for the backward pass, if a table says so
         self.mesh, self._input_shape = mesh or Mesh(comm.size), input_shape
         self.world = self.comm = self.replica = comm
         world_rank = comm.rank
@@ -228,10 +228,11 @@ class RecordingWorker:
         held = self.parameters.numel()
         if self.stage is not None:
             stage = self.stage
-            return PartMemory(stage.facts, held, held, held, stage.most_samples, stage.largest_piece, self.kept)
+            samples = tuple(stage.kept)
+            return PartMemory(stage.chunks[0].facts, held, held, held, samples, stage.largest_piece, self._kept)
         if self.sharded is not None:
             parameters, gradients = self.sharded.numbers()
-            return PartMemory(None, held + parameters, held + gradients, held, 0, 0, None)
+            return PartMemory(None, held + parameters, held + gradients, held, (), 0, None)
         return None
 
     def share(self, initial: Tensor, host: int = 0) -> SharedState:
@@ -272,19 +273,25 @@ class RecordingWorker:
         mesh, replica, tensor = self.mesh, self.replica, self.mesh.tensor
         whole = self.parameters.numel()
         if self._cut is not None:
-            facts, segments, numbers, self.kept = self._cut.held(sizes, mesh, replica.rank, recompute)
+            groups = mesh.groups_of(replica.rank, len(sizes))
+            rows = self._cut.held(sizes, groups, tensor, recompute)
+            facts = [(each.stage, each.segments) for each in rows]
+            numbers = sum(each.parameters for each in rows)
+            self._kept = tuple(each.kept for each in rows)
         else:
             sample = torch.empty(2, *self._input_shape, dtype=self.dtype, device="meta")
             layers = _layers_of(self.model, str(self.run.model))
             by_layer = recompute == "layer"
             held = held_by(layers, sizes, mesh, replica.rank, str(self.run.model), by_layer=by_layer)
-            facts, segments = sizes_of(self._facts, held, sizes, mesh, replica.rank, sample)
+            facts = sizes_of(self._facts, held, sizes, mesh, replica.rank, sample)
             numbers = _trainable_numbers(held.model)
         self.parameters = torch.empty(numbers, dtype=self.dtype, device="meta")
         self.gradients = self.parameters.clone()
         sharing = replica.split(lambda rank: rank // tensor) if tensor > 1 else replica
-        compute = StageShapes(facts, segments, sharing, self.parameters, recompute)
-        self.stage = Stage(facts, order, micro_batches, replica, mesh, compute)
+        chunks = [
+            Chunk(stage, StageShapes(stage, segments, sharing, self.parameters, recompute)) for stage, segments in facts
+        ]
+        self.stage = Stage(chunks, order, micro_batches, replica, mesh)
         self._update_share = numbers / whole
 
     def divide(self, rule: UnitRule) -> None:

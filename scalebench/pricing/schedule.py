@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -103,23 +104,25 @@ class Kept(NamedTuple):
 class PartMemory(NamedTuple):
     """Numbers that a worker keeps of a model that it does not hold whole.
 
-    `samples` are those that are between their forward and their backward pass at the same time, `piece` those of a
-    micro-batch.
+    `samples` are those of each chunk of layers that are between their forward and their backward pass at the same time,
+    of which the most count; `piece` are those of a micro-batch.
     """
 
-    stage: StageFacts | None  # None: shards of all layers
+    stage: StageFacts | None  # the first chunk; None: shards of all layers
     parameters: int
     gradients: int
     updated: int  # of which the optimizer keeps its vectors
-    samples: int
+    samples: Sequence[tuple[int, ...]]
     piece: int
-    kept: Kept | None
+    kept: tuple[Kept, ...] | None  # of each chunk
 
     @property
     def activations(self) -> float:
         """Elements of the samples that are kept at the same time."""
         assert self.kept is not None, "recorded by a layer table"
-        return self.samples * self.kept.between + self.piece * self.kept.again
+        between = [each.between for each in self.kept]
+        most: float = max(sum(map(operator.mul, samples, between)) for samples in self.samples)
+        return most + self.piece * max(each.again for each in self.kept)
 
 
 @dataclass

@@ -15,7 +15,6 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from scalebench.cluster.mesh import Mesh
 from scalebench.errors import ModelError
 from scalebench.models.layers import LayerTable
 from scalebench.models.parts import LayerFacts, bounds_of
@@ -105,25 +104,34 @@ class TableCut:
         """Seconds of both passes of each layer."""
         return [float(self._both[layer.first : layer.last].sum()) for layer in self.layers]
 
-    def held(self, sizes: Sequence[int], mesh: Mesh, part: int, recompute: Recompute = "none") -> HeldRows:
-        """Return what the worker with a part of a model holds, of `sizes` layers by stage.
+    def held(
+        self, sizes: Sequence[int], groups: Sequence[int], degree: int = 1, recompute: Recompute = "none"
+    ) -> list[HeldRows]:
+        """Return what a worker holds of some of the groups of `sizes` layers, which `degree` workers share.
 
         It gives up the activations that `recompute` names, between forward and backward pass.
 
         Raises:
-            ModelError: a layer cannot be divided among the workers of a stage.
+            ModelError: a layer cannot be divided among these workers, or there is nothing that can.
         """
+        found = [self._held(sizes, group, degree, recompute) for group in groups]
+        if degree > 1 and not any(segment.divided for each in found for segment in each.segments):
+            names = self.layers[found[0].stage.first].name, self.layers[found[-1].stage.last - 1].name
+            raise ModelError(f"layers of {self.table.name}: none of {names[0]} to {names[1]} can be shared")
+        return found
+
+    def _held(self, sizes: Sequence[int], group: int, degree: int, recompute: Recompute) -> HeldRows:
         rows = self.table.layers
-        stage = StageFacts.of(self.facts, (rows[0].inputs,), sizes, mesh.stage_of(part))
-        first, last = bounds_of(sizes)[stage.stage]
+        stage = StageFacts.of(self.facts, (rows[0].inputs,), sizes, group)
+        first, last = bounds_of(sizes)[group]
         needed, parameters = not stage.is_first, 0
         segments: list[SegmentFacts] = []
         kept: list[float] = []  # by segment
-        for begin, end, divided in self._segments(self.layers[first:last], mesh.tensor, recompute == "layer"):
-            degree = mesh.tensor if divided else 1
-            parameters += int(np.ceil(self._parameters[begin:end] / degree).sum())
-            kept.append(float(self._kept[begin : end - 1].sum()) / degree + rows[end - 1].kept)
-            work = float(self._forward[begin:end].sum()) / degree, float(self._backward[begin:end].sum()) / degree
+        for begin, end, divided in self._segments(self.layers[first:last], degree, recompute == "layer"):
+            shares = degree if divided else 1
+            parameters += int(np.ceil(self._parameters[begin:end] / shares).sum())
+            kept.append(float(self._kept[begin : end - 1].sum()) / shares + rows[end - 1].kept)
+            work = float(self._forward[begin:end].sum()) / shares, float(self._backward[begin:end].sum()) / shares
             segments.append(SegmentFacts(divided, (rows[begin].inputs,), (rows[end - 1].activations,), *work, needed))
             needed = needed or bool(self._parameters[begin:end].any())
         taken = [float(segment.takes[0]) for segment in segments]
@@ -144,18 +152,13 @@ class TableCut:
             borders = [begin, *(layer.last for layer in layers if by_layer or layer is layers[-1])]
             yield from ((first, last, False) for first, last in pairwise(borders))
             return
-        divided = False
         for first, end in self._pairs(layers, degree):
             if first > begin:
                 yield begin, first, False
             yield first, end, True
-            begin, divided = end, True
+            begin = end
         if begin < layers[-1].last:
             yield begin, layers[-1].last, False
-        if not divided:
-            raise ModelError(
-                f"layers of {self.table.name}: none of {layers[0].name} to {layers[-1].name} can be shared"
-            )
 
     def _pairs(self, layers: Sequence[Rows], degree: int) -> Iterator[tuple[int, int]]:
         """Yield the rows from a product by columns to the product by rows that reads it, or a product alone."""

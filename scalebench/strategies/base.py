@@ -42,10 +42,11 @@ class Batch(NamedTuple):
 
 
 class Move(NamedTuple):
-    """One move of a stage: the forward or backward pass of a micro-batch."""
+    """One move of a stage: the forward or backward pass of a micro-batch through one of its chunks of layers."""
 
     forward: bool
     micro_batch: int
+    chunk: int = 0
 
 
 class Unit(Protocol):
@@ -177,8 +178,9 @@ class Worker(Protocol):
         micro_batches: int,
         recompute: Recompute = "none",
     ) -> None:
-        """Hold one stage of the model only, of stages with `sizes` layers, and train it by micro-batches. Collective.
+        """Hold one stage of the model only, and train it by micro-batches. Collective.
 
+        Groups of `sizes` consecutive layers are dealt to the stages in turn: one to each, or several chunks.
         `order(stage, stages, micro_batches)` are the moves of a stage in a step. Activations that `recompute` gives up
         after a forward pass are computed again before the backward pass. From now on `model`, `parameters`,
         `gradients` and `optimizer` are those of the stage, and `gradient` takes part in the step of the replica.

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from functools import cached_property
-from typing import ClassVar, Literal
+from typing import ClassVar
 
 from pydantic import Field, model_validator
 
@@ -14,7 +14,18 @@ from scalebench.comm.base import Capability
 from scalebench.errors import StudyError
 from scalebench.strategies import registry
 from scalebench.strategies.base import Move, Setting, Strategy
-from scalebench.strategies.parts import BALANCE, Balance, PartsOfModel, placed, with_forwards_ahead
+from scalebench.strategies.parts import (
+    BALANCE,
+    CHUNKS,
+    SCHEDULE,
+    Balance,
+    PartsOfModel,
+    Schedule,
+    placed,
+    require_balance,
+    require_schedule,
+    scheduled,
+)
 from scalebench.strategies.registry import register
 from scalebench.strategies.traits import Traits
 from scalebench.study.spec import Component
@@ -35,7 +46,8 @@ class Hybrid(PartsOfModel):
     tensor: int = Field(1, ge=1, le=65536, description="t: workers that share the layers of a stage")
     within: Component = Field(Component(name="allreduce"), description="strategy by which replicas agree, part by part")
     micro_batches: int = Field(4, ge=1, le=65536, description="pieces of a replica's batch; they have to divide it")
-    schedule: Literal["gpipe", "1f1b"] = Field("1f1b", description="order of the micro-batches on a stage")
+    schedule: Schedule = Field("1f1b", description=SCHEDULE)
+    chunks: int = Field(2, ge=2, le=65536, description=CHUNKS)
     balance: Balance = Field("even", description=BALANCE)
 
     name: ClassVar[str] = "hybrid"
@@ -46,13 +58,9 @@ class Hybrid(PartsOfModel):
     def _fits(self) -> Hybrid:
         if self.pipeline * self.tensor == 1:
             raise ValueError("pipeline x tensor is 1, which is the strategy `within` alone; use 2 or more workers")
-        if isinstance(self.balance, list) and len(self.balance) != self.pipeline:
-            raise ValueError(f"balance: {len(self.balance)} numbers of layers for {self.pipeline} stages")
-        if self.schedule == "1f1b" and self.pipeline > 1 and self.micro_batches < self.pipeline:
-            raise ValueError(
-                f"micro_batches: {self.micro_batches} for {self.pipeline} stages; schedule 1f1b needs at least as "
-                "many, gpipe takes any number"
-            )
+        require_balance(self.balance, self.pipeline, self.groups())
+        pieces = self.micro_batches if self.pipeline > 1 else self.pipeline
+        require_schedule(self.schedule, self.pipeline, pieces, self.model_fields_set)
         try:
             rule = self.rule
         except StudyError as error:
@@ -78,12 +86,14 @@ class Hybrid(PartsOfModel):
     def pieces(self) -> int:
         return self.micro_batches if self.pipeline > 1 else 1
 
-    def place(self, work: Sequence[float], stages: int) -> Sequence[int]:
-        return placed(work, stages, self.balance)
+    def groups(self) -> int:
+        return self.pipeline * (self.chunks if self.schedule == "interleaved" else 1)
+
+    def place(self, work: Sequence[float], groups: int) -> Sequence[int]:
+        return placed(work, groups, self.balance)
 
     def order(self, stage: int, stages: int, micro_batches: int) -> Iterator[Move]:
-        ahead = micro_batches if self.schedule == "gpipe" else min(micro_batches, stages - stage)
-        return with_forwards_ahead(ahead, micro_batches)
+        return scheduled(self.schedule, stage, stages, micro_batches, self.groups() // self.pipeline)
 
     def check(self, setting: Setting) -> list[str]:
         found = super().check(setting)

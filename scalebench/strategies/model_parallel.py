@@ -9,7 +9,7 @@ from pydantic import Field, model_validator
 
 from scalebench.cluster.mesh import Mesh
 from scalebench.strategies.base import Move
-from scalebench.strategies.parts import BALANCE, Balance, PartsOfModel, placed, whole_batch
+from scalebench.strategies.parts import BALANCE, Balance, PartsOfModel, placed, require_balance, whole_batch
 from scalebench.strategies.registry import register
 from scalebench.strategies.traits import Traits
 
@@ -32,17 +32,14 @@ class ModelParallel(PartsOfModel):
 
     @model_validator(mode="after")
     def _one_number_a_stage(self) -> ModelParallel:
-        if isinstance(self.balance, list) and len(self.balance) != self.stages:
-            raise ValueError(
-                f"balance: {len(self.balance)} numbers of layers for {self.stages} stages; give one for each"
-            )
+        require_balance(self.balance, self.stages, self.groups())
         return self
 
     def replica(self) -> Mesh:
         return Mesh(pipeline=self.stages)
 
-    def place(self, work: Sequence[float], stages: int) -> Sequence[int]:
-        return placed(work, stages, self.balance)
+    def place(self, work: Sequence[float], groups: int) -> Sequence[int]:
+        return placed(work, groups, self.balance)
 
     def order(self, stage: int, stages: int, micro_batches: int) -> Iterator[Move]:
         return whole_batch()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import replace
 from itertools import accumulate
 from typing import TYPE_CHECKING, ClassVar, Literal
@@ -26,6 +26,9 @@ if TYPE_CHECKING:
 
 Balance = Literal["even", "times"] | list[PositiveInt]
 BALANCE = "layers on each stage: equally many (even), for the fastest slowest stage (times), or a list of their numbers"
+Schedule = Literal["gpipe", "1f1b", "interleaved"]
+SCHEDULE = "order of the micro-batches on a stage"
+CHUNKS = "v: with schedule interleaved, groups of consecutive layers on each stage; `balance` is of all of them"
 
 
 def whole_batch() -> Iterator[Move]:
@@ -34,14 +37,64 @@ def whole_batch() -> Iterator[Move]:
     yield Move(forward=False, micro_batch=0)
 
 
-def with_forwards_ahead(ahead: int, micro_batches: int) -> Iterator[Move]:
-    """Yield `ahead` forwards, then a backward and a forward in turn, then the other backwards."""
-    for place in range(ahead):
-        yield Move(forward=True, micro_batch=place)
-    for place in range(micro_batches):
-        yield Move(forward=False, micro_batch=place)
-        if ahead + place < micro_batches:
-            yield Move(forward=True, micro_batch=ahead + place)
+def scheduled(schedule: Schedule, stage: int, stages: int, micro_batches: int, chunks: int) -> Iterator[Move]:
+    """Yield the moves of a stage: forwards ahead, then a backward and a forward in turn, then the other backwards.
+
+    With `chunks` of layers on each stage, as many micro-batches as there are stages go through all chunks of a stage
+    before the next ones do; they come back in the same order, last chunks first (Megatron-LM, torch's Interleaved1F1B).
+    """
+    passes = []
+    for first in range(0, micro_batches, stages):
+        several = range(first, min(first + stages, micro_batches))
+        passes += [(chunk, place) for chunk in range(chunks) for place in several]
+    ahead = {
+        "gpipe": micro_batches,
+        "1f1b": stages - stage,
+        "interleaved": (chunks - 1) * stages + 2 * (stages - stage) - 1,
+    }[schedule]
+    forwards = [Move(True, place, chunk) for chunk, place in passes]
+    backwards = [Move(False, place, chunks - 1 - chunk) for chunk, place in passes]
+    if schedule == "interleaved" and micro_batches % stages:  # of a smaller last batch: others could wait for ever
+        ahead = len(forwards)
+    yield from forwards[:ahead]
+    for number, backward in enumerate(backwards):
+        yield backward
+        yield from forwards[ahead + number : ahead + number + 1]
+
+
+def require_balance(balance: Balance, stages: int, groups: int) -> None:
+    """Check that a stated balance has a number for each group of layers.
+
+    Raises:
+        ValueError: it has others.
+    """
+    if isinstance(balance, list) and len(balance) != groups:
+        chunks = f" of {groups // stages} chunks" if groups > stages else ""
+        raise ValueError(f"balance: {len(balance)} numbers of layers for {stages} stages{chunks}; give one for each")
+
+
+def require_schedule(schedule: Schedule, stages: int, micro_batches: int, stated: Collection[str]) -> None:
+    """Check that there are micro-batches for a schedule, and that options of another one are not `stated`.
+
+    Raises:
+        ValueError: there are too few, they do not come in groups of as many as there are stages, or they are.
+    """
+    if schedule != "interleaved" and "chunks" in stated:
+        raise ValueError(
+            f"chunks has no effect with schedule {schedule}; write schedule: interleaved, or leave chunks out"
+        )
+    if schedule == "interleaved" and stages == 1:
+        raise ValueError("schedule interleaved needs 2 stages or more; use another schedule")
+    if schedule == "1f1b" and micro_batches < stages:
+        raise ValueError(
+            f"micro_batches: {micro_batches} for {stages} stages; schedule 1f1b needs at least as many, gpipe takes "
+            "any number"
+        )
+    if schedule == "interleaved" and micro_batches % stages:
+        raise ValueError(
+            f"micro_batches: {micro_batches} for {stages} stages; schedule interleaved needs a multiple of them, 1f1b "
+            "takes any number from there on"
+        )
 
 
 def balanced(work: Sequence[float], stages: int) -> list[int]:
@@ -128,9 +181,13 @@ class PartsOfModel(Strategy):
         """Return the micro-batches of a replica's batch."""
         return 1
 
-    def place(self, work: Sequence[float], stages: int) -> Sequence[int]:
-        """Return the number of layers on each stage, of layers that take `work` of a step, in any unit."""
-        return placed(work, stages, "even")
+    def groups(self) -> int:
+        """Return the number of groups of consecutive layers that are dealt to the stages in turn."""
+        return self.replica().pipeline
+
+    def place(self, work: Sequence[float], groups: int) -> Sequence[int]:
+        """Return the number of layers of each group, of layers that take `work` of a step, in any unit."""
+        return placed(work, groups, "even")
 
     def order(self, stage: int, stages: int, micro_batches: int) -> Iterable[Move]:
         """Return the moves of a stage in one step."""
@@ -140,7 +197,7 @@ class PartsOfModel(Strategy):
 
     def setup(self, worker: Worker) -> None:
         if worker.mesh.parts > 1:
-            sizes = self.place(worker.layer_work, worker.mesh.pipeline)
+            sizes = self.place(worker.layer_work, self.groups())
             worker.take(sizes, self.order, self.pieces(), self.recompute)
         self.rule.setup(worker)
 
@@ -200,7 +257,7 @@ class PartsOfModel(Strategy):
                 "a share; use sgd, adam or adamw"
             )
         if setting.layer_work is not None:
-            sizes = self.sizes_of(setting.layer_work, mesh)
+            sizes = self.sizes_of(setting.layer_work)
             if setting.layers is not None:
                 self.require_shares(setting.layers, sizes, mesh)
         if setting.training.batch_per_worker is None:
@@ -211,7 +268,7 @@ class PartsOfModel(Strategy):
         ]
 
     def require_shares(self, layers: Sequence[Layer], sizes: Sequence[int], mesh: Mesh) -> None:
-        """Check that the workers of each stage can share its layers, of `sizes` by stage.
+        """Check that the workers of each stage can share its layers, in groups of `sizes`.
 
         Raises:
             ModelError: one cannot be divided among them.
@@ -221,19 +278,20 @@ class PartsOfModel(Strategy):
         for part in range(0, mesh.parts, mesh.tensor):
             held_by(layers, sizes, mesh, part, "of the study")
 
-    def sizes_of(self, work: Sequence[float], mesh: Mesh) -> Sequence[int]:
-        """Return the number of layers on each stage, of layers that take `work` of a step.
+    def sizes_of(self, work: Sequence[float]) -> Sequence[int]:
+        """Return the number of layers of each group, of layers that take `work` of a step.
 
         Raises:
-            StudyError: there are fewer than stages, or others than were stated.
+            StudyError: there are fewer than groups, or others than were stated.
         """
-        count = len(work)
-        if count < mesh.pipeline:
+        count, groups, stages = len(work), self.groups(), self.replica().pipeline
+        if count < groups:
+            chunks = f" of {groups // stages} chunks" if groups > stages else ""
             raise StudyError(
-                f"strategy {self.name}: {mesh.pipeline} stages for a model of {count} layers with parameters; use at "
-                f"most {count} stages"
+                f"strategy {self.name}: {stages} stages{chunks} for a model of {count} layers with parameters; use at "
+                f"most {count} {'chunks in all' if chunks else 'stages'}"
             )
-        sizes = self.place(work, mesh.pipeline)
+        sizes = self.place(work, groups)
         if sum(sizes) != count:
             raise StudyError(
                 f"strategy {self.name}: option 'balance': {list(sizes)} places {sum(sizes)} layers, and the model has "

@@ -36,7 +36,7 @@ from scalebench.training.meters import Meters
 from scalebench.training.optimizers import build_optimizer, check_optimizer, learning_rate
 from scalebench.training.parts import Assembly
 from scalebench.training.sharded import ShardedModel
-from scalebench.training.stage import Order, Stage, StageArithmetic, run_backward, sizes_of
+from scalebench.training.stage import Chunk, Order, Stage, StageArithmetic, run_backward, sizes_of
 
 _CUT_AT_ONCE = 32  # batches
 
@@ -208,15 +208,18 @@ class Replica:
     def take(self, sizes: Sequence[int], order: Order, micro_batches: int, recompute: Recompute = "none") -> None:
         mesh, replica, whole = self.mesh, self.replica, self.parameters.numel()
         held = held_by(self._layers, sizes, mesh, replica.rank, str(self.run.model), by_layer=recompute == "layer")
-        facts, segments = sizes_of(self._layer_facts, held, sizes, mesh, replica.rank, self._sample())
+        facts = sizes_of(self._layer_facts, held, sizes, mesh, replica.rank, self._sample())
         self.assembly = Assembly(self._built, sizes, mesh, replica, str(self.run.model))
         self._hold(held.model.train(self.model.training))
         del self.__dict__["_layers"]  # with the layers of other workers
         self.state.__dict__.pop("buffers_of_modules", None)
         tensor = mesh.tensor
         sharing = replica.split(lambda rank: rank // tensor) if tensor > 1 else replica
-        compute = StageArithmetic(facts, held.segments, segments, self.loss, sharing, self.parameters, recompute)
-        self.stage = Stage(facts, order, micro_batches, replica, mesh, compute)
+        chunks = []
+        for (stage, segments), modules in zip(facts, held.chunks, strict=True):
+            compute = StageArithmetic(stage, modules, segments, self.loss, sharing, self.parameters, recompute)
+            chunks.append(Chunk(stage, compute))
+        self.stage = Stage(chunks, order, micro_batches, replica, mesh)
         self._update_share = self.parameters.numel() / whole
 
     def divide(self, rule: UnitRule) -> None:

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from scalebench.cluster.mesh import Mesh
-from scalebench.comm.base import BETWEEN_STAGES, Communicator, Request
+from scalebench.comm.base import ACTIVATIONS, GRADIENTS, Communicator, Request
 from scalebench.data.layout import cut
 from scalebench.models.parts import LayerFacts, bounds_of, counted, evaluating
 from scalebench.models.sharding import Held, Segment, called
@@ -27,7 +27,10 @@ Order = Callable[[int, int, int], Iterable[Move]]
 
 @dataclass(frozen=True)
 class StageFacts:
-    """A stage of a pipeline: its layers `first` to `last` (exclusive), and the shapes of one sample at its ends."""
+    """A stage of a pipeline: its layers `first` to `last` (exclusive), and the shapes of one sample at its ends.
+
+    A worker with several chunks of layers has as many of these.
+    """
 
     stage: int
     stages: int
@@ -97,14 +100,17 @@ def segment_facts(
 
 def sizes_of(
     facts: Sequence[LayerFacts], held: Held, sizes: Sequence[int], mesh: Mesh, part: int, sample: Tensor
-) -> tuple[StageFacts, list[SegmentFacts]]:
-    """Return the sizes of the stage that a part of a replica holds, and of its segments; `sample` are some samples.
+) -> list[tuple[StageFacts, list[SegmentFacts]]]:
+    """Return the sizes of each chunk that a part of a replica holds, and of its segments; `sample` are some samples.
 
     `facts` are those of the layers of the whole model.
     """
-    stage = StageFacts.of(facts, tuple(sample.shape[1:]), sizes, mesh.stage_of(part))
-    x = sample.new_zeros((len(sample), *stage.takes))
-    return stage, segment_facts(held.segments, x, facts, first=stage.is_first)
+    found = []
+    for group, segments in zip(mesh.groups_of(part, len(sizes)), held.chunks, strict=True):
+        stage = StageFacts.of(facts, tuple(sample.shape[1:]), sizes, group)
+        x = sample.new_zeros((len(sample), *stage.takes))
+        found.append((stage, segment_facts(segments, x, facts, first=stage.is_first)))
+    return found
 
 
 class StageCompute(Protocol):
@@ -126,77 +132,104 @@ class StageCompute(Protocol):
         """Return the mean loss of a batch with that of a micro-batch, which has a share of its samples."""
 
 
-class Stage:
-    """The stage that this worker holds, and its channels to the neighbouring ones.
+class Chunk(NamedTuple):
+    """Consecutive layers that a worker holds, and their passes."""
 
-    Activations and gradients travel on communicators of their own: messages of one kind then never wait for the other,
-    also where an engine carries those between two ranks one after the other (NCCL).
+    facts: StageFacts
+    compute: StageCompute
+
+
+class Stage:
+    """The chunks of layers that this worker holds, and its channels to the neighbouring stages.
+
+    The stage behind the last one is the first one, with its next chunk. Activations and gradients travel on
+    communicators of their own, and so do those of the way from the last stage to the first: messages of one kind then
+    never wait for the other, also where an engine carries those between two ranks one after the other (NCCL).
     """
 
     def __init__(
-        self,
-        facts: StageFacts,
-        order: Order,
-        micro_batches: int,
-        replica: Communicator,
-        mesh: Mesh,
-        compute: StageCompute,
+        self, chunks: Sequence[Chunk], order: Order, micro_batches: int, replica: Communicator, mesh: Mesh
     ) -> None:
-        self.facts, self._order, self._micro_batches = facts, order, micro_batches
-        self._compute = compute
+        self.chunks, self._order, self._micro_batches = chunks, order, micro_batches
+        self._stage, self._stages = chunks[0].facts.stage, mesh.pipeline
         self._programs: dict[int, tuple[list[int], list[Move]]] = {}  # by samples of a batch
+        self._before = (replica.rank - mesh.tensor) % replica.size
+        self._after = (replica.rank + mesh.tensor) % replica.size
         if mesh.pipeline > 1:
-            self._activations = replica.split(lambda rank: rank * 0)
-            self._gradients = replica.split(lambda rank: rank * 0)
-        self.most_samples = 0  # between their forward and their backward pass at the same time
+            channels = [replica.split(lambda rank: rank * 0) for _ in range(2 if len(chunks) == 1 else 4)]
+            self._activations, self._gradients = channels[:2]
+            self._activations_around, self._gradients_around = channels[-2:]
+        # Samples of each chunk between their forward and their backward pass at the same time, after each forward pass.
+        self.kept: set[tuple[int, ...]] = set()
         self.largest_piece = 0  # samples of a micro-batch
-        self._before, self._after = replica.rank - mesh.tensor, replica.rank + mesh.tensor
 
     def step(self, batch: Batch, weight: float, clock: Clock) -> Tensor | None:
         """Compute the gradient of weight * mean loss of `batch`; return the mean loss () on the last stage.
 
         A batch with fewer samples than micro-batches is cut into its samples.
         """
-        facts, samples = self.facts, len(batch.x)
+        samples = len(batch.x)
         sizes, moves = self._program(samples)
-        inputs, targets = self._compute.pieces(batch.x, sizes), self._compute.pieces(batch.y, sizes)
+        compute = self.chunks[0].compute
+        inputs, targets = compute.pieces(batch.x, sizes), compute.pieces(batch.y, sizes)
         sent: list[Request] = []
         total: Tensor | None = None
-        kept = 0
         for move in moves:
             place, size = move.micro_batch, sizes[move.micro_batch]
-            kept += size if move.forward else -size
-            self.most_samples = max(self.most_samples, kept)
+            facts, compute = self.chunks[move.chunk]
             if move.forward:
-                x = inputs[place] if facts.is_first else self._receive(self._activations, self._before, size)
-                made = self._compute.forward(place, x, targets[place], weight * (size / samples), clock)
-                if facts.is_last:
-                    total = self._compute.added(total, made, size / samples)
-                else:
-                    sent.append(self._activations.isend(made.detach().contiguous(), self._after, BETWEEN_STAGES))
-            else:
-                gradient = None if facts.is_last else self._receive(self._gradients, self._after, size)
-                back = self._compute.backward(place, gradient, clock)
+                x = inputs[place]
                 if not facts.is_first:
-                    sent.append(self._gradients.isend(back.contiguous(), self._before, BETWEEN_STAGES))
+                    x = compute.room((size, *facts.takes))
+                    self._activations_into(self._stage).recv_(x, self._before, ACTIVATIONS)
+                made = compute.forward(place, x, targets[place], weight * (size / samples), clock)
+                if facts.is_last:
+                    total = compute.added(total, made, size / samples)
+                else:
+                    channel = self._activations_into(self._stage + 1)
+                    sent.append(channel.isend(made.detach().contiguous(), self._after, ACTIVATIONS))
+            else:
+                gradient = None
+                if not facts.is_last:
+                    gradient = compute.room((size, *facts.gives))
+                    self._gradients_from(self._stage + 1).recv_(gradient, self._after, GRADIENTS)
+                back = compute.backward(place, gradient, clock)
+                if not facts.is_first:
+                    channel = self._gradients_from(self._stage)
+                    sent.append(channel.isend(back.contiguous(), self._before, GRADIENTS))
         for request in sent:
             request.wait()
         return total
 
-    def _receive(self, comm: Communicator, source: int, samples: int) -> Tensor:
-        shape = self.facts.takes if source == self._before else self.facts.gives
-        tensor = self._compute.room((samples, *shape))
-        comm.recv_(tensor, source, BETWEEN_STAGES)
-        return tensor
+    def _activations_into(self, stage: int) -> Communicator:
+        return self._activations if stage % self._stages else self._activations_around
+
+    def _gradients_from(self, stage: int) -> Communicator:
+        return self._gradients if stage % self._stages else self._gradients_around
 
     def _program(self, samples: int) -> tuple[list[int], list[Move]]:
         """Return the sizes of the micro-batches of so many samples, and the moves of the stage."""
         if samples not in self._programs:
             sizes = cut(samples, min(self._micro_batches, samples)).tolist()
-            moves = list(self._order(self.facts.stage, self.facts.stages, len(sizes)))
+            moves = list(self._order(self._stage, self._stages, len(sizes)))
             self._programs[samples] = sizes, moves
             self.largest_piece = max(self.largest_piece, *sizes)
+            self.kept |= most_kept(moves, sizes, len(self.chunks))
         return self._programs[samples]
+
+
+def most_kept(moves: Iterable[Move], sizes: Sequence[int], chunks: int) -> set[tuple[int, ...]]:
+    """Return the samples of each chunk that are between their passes, by micro-batches of `sizes` samples.
+
+    These are sets of numbers after which a backward pass follows: there are never more samples than in one of them.
+    """
+    now, found, rises = [0] * chunks, set(), False
+    for move in moves:
+        if rises and not move.forward:
+            found.add(tuple(now))
+        rises = move.forward
+        now[move.chunk] += sizes[move.micro_batch] if move.forward else -sizes[move.micro_batch]
+    return found
 
 
 class Pass(NamedTuple):

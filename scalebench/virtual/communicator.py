@@ -254,7 +254,7 @@ class VirtualCommunicator:
             received, waited = max(now, arrival), max(0.0, sent - now)
             until = received + (self.costs.adding(message.nbytes) if add else 0.0)
             self.clock.communicated(until, waited, received - now - waited)
-            if tag == BETWEEN_STAGES:
+            if tag in BETWEEN_STAGES:
                 self.clock.ledger.bubble += waited
         if add:
             tensor.add_(message)
