@@ -16,6 +16,7 @@ from ratios import Finding, markdown, show
 BENCHMARKS = (
     "command_line",
     "native_step",
+    "parts_of_models",
     "averaging_bandwidth",
     "task_overhead",
     "virtual_overhead",

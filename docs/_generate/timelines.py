@@ -47,9 +47,10 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "ssp": {"staleness": 1},
     "torch_hierarchical_local_sgd": {"groups": {2: 2, 4: 6}},
     "torch_local_sgd": {"period": 4},
+    "torch_pipeline": {"stages": 4, "micro_batches": 6},
     "torch_post_local_sgd": {"start": 6, "period": 4},
 }
-MODELS = {"pipeline": [256, 128, 64]}  # widths of layers, one for each stage but the last
+MODELS = {name: [256, 128, 64] for name in ("pipeline", "torch_pipeline")}  # a layer for each stage, and the last one
 EPOCHS = {"daso-heat": 3}  # warm-up, one epoch that cycles, cool-down
 
 

@@ -81,6 +81,12 @@ class Counters:
         if self.clock.running and self.size > 1:
             self._add(1, nbytes, calls)
 
+    def messages(self, nbytes: int) -> None:
+        """Count messages of `nbytes` in all that a library sent, at an unknown moment."""
+        if self.clock.running and self.size > 1:
+            self._add(0, nbytes, 0)
+            self.event_log.complete = False
+
     def called(self, more: int | None) -> None:
         """Count further collective calls of a synchronisation; None if unknown."""
         if self.clock.running and self.size > 1:

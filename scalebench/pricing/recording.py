@@ -294,6 +294,9 @@ class RecordingWorker:
         self.stage = Stage(chunks, order, micro_batches, replica, mesh)
         self._update_share = numbers / whole
 
+    def use_schedule(self, name: str, micro_batches: int) -> None:
+        raise NotImplementedError("a recording has no process group")
+
     def divide(self, rule: UnitRule) -> None:
         whole = self.parameters.numel()
         facts = self._facts if rule.by_layer else [LayerFacts("", whole, (), 1.0, 1.0)]

@@ -186,6 +186,9 @@ class Worker(Protocol):
         `gradients` and `optimizer` are those of the stage, and `gradient` takes part in the step of the replica.
         """
 
+    def use_schedule(self, name: str, micro_batches: int) -> None:
+        """Let a schedule of torch.distributed.pipelining move micro-batches through the stage that `take` made."""
+
     def divide(self, rule: UnitRule) -> None:
         """Keep shards of the units of the model only; `rule` exchanges what `gradient` computes with. Collective.
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from functools import cached_property, lru_cache
 from itertools import islice
 from types import SimpleNamespace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -37,6 +37,9 @@ from scalebench.training.optimizers import build_optimizer, check_optimizer, lea
 from scalebench.training.parts import Assembly
 from scalebench.training.sharded import ShardedModel
 from scalebench.training.stage import Chunk, Order, Stage, StageArithmetic, run_backward, sizes_of
+
+if TYPE_CHECKING:
+    from scalebench.training.torch_stage import TorchStage
 
 _CUT_AT_ONCE = 32  # batches
 
@@ -98,7 +101,7 @@ class Replica:
         self.shard = Shard(dataset, plan, self.rank, self.dtype, self.device)
         self.state = SimpleNamespace()
         self.loss = loss_for(dataset.task)
-        self.stage: Stage | None = None  # that this worker holds; None for the whole model
+        self.stage: Stage | TorchStage | None = None  # that this worker holds; None for the whole model
         self.assembly: Assembly | None = None
         self.sharded: ShardedModel | None = None  # of which this worker keeps shards; None for whole parameters
         self._update_share = 1.0
@@ -221,6 +224,12 @@ class Replica:
             chunks.append(Chunk(stage, compute))
         self.stage = Stage(chunks, order, micro_batches, replica, mesh)
         self._update_share = self.parameters.numel() / whole
+
+    def use_schedule(self, name: str, micro_batches: int) -> None:
+        from scalebench.training.torch_stage import TorchStage  # half a second of imports
+
+        assert isinstance(self.stage, Stage), "a stage was taken"
+        self.stage = TorchStage(self.stage.chunks, name, micro_batches, self.replica)
 
     def divide(self, rule: UnitRule) -> None:
         whole = self.parameters.numel()

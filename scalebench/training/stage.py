@@ -258,8 +258,8 @@ class StageArithmetic:
         like: Tensor,
         recompute: Recompute = "none",
     ) -> None:
-        self._facts, self._segments, self._sizes = facts, segments, sizes
-        self._loss, self._sharing, self._like, self._recompute = loss, sharing, like, recompute
+        self._facts, self.segments, self.sizes = facts, segments, sizes
+        self.loss, self._sharing, self.like, self._recompute = loss, sharing, like, recompute
         self._kept: dict[int, list[Pass]] = {}  # of each segment, by micro-batch
         self._of_loss: dict[int, Tensor] = {}  # gradients of the outputs
 
@@ -270,7 +270,7 @@ class StageArithmetic:
         self._kept[place] = passes
         if self._facts.is_last:
             leaf = made.detach().requires_grad_()
-            made = self._loss(leaf, y)
+            made = self.loss(leaf, y)
             run_backward((made,), (torch.tensor(scale, dtype=made.dtype, device=made.device),))
             assert leaf.grad is not None
             self._of_loss[place] = leaf.grad
@@ -279,7 +279,7 @@ class StageArithmetic:
     def _through(self, x: Tensor, clock: Clock, before: Sequence[Pass] = ()) -> tuple[Tensor, list[Pass]]:
         """Return the output of the stage, and the passes of its segments: new ones, or those `before` made again."""
         state, passes = [x], []
-        for place, (segment, size) in enumerate(zip(self._segments, self._sizes, strict=True)):
+        for place, (segment, size) in enumerate(zip(self.segments, self.sizes, strict=True)):
             taken = state[-1:] if segment.divided else state
             inputs = [each.detach().requires_grad_(size.needed) for each in taken]
             if before:
@@ -307,7 +307,7 @@ class StageArithmetic:
         if self._recompute == "all":
             _, passes = self._through(passes[0].inputs[0], clock, passes)
         for segment, size, (inputs, outputs, generators) in zip(
-            reversed(self._segments), reversed(self._sizes), reversed(passes), strict=True
+            reversed(self.segments), reversed(self.sizes), reversed(passes), strict=True
         ):
             if outputs is None:
                 outputs = _again(segment, inputs, generators)
@@ -331,7 +331,7 @@ class StageArithmetic:
         return torch.split(tensor, sizes)
 
     def room(self, shape: tuple[int, ...]) -> Tensor:
-        return self._like.new_empty(shape)
+        return self.like.new_empty(shape)
 
     def added(self, total: Tensor | None, loss: Tensor, share: float) -> Tensor:
         part = loss.detach() * share

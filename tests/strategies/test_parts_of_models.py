@@ -226,6 +226,38 @@ def test_real_ranks_train_as_virtual_workers_and_whole_models_do(
         assert native["metrics"].tolist() == metrics, run.run_id
 
 
+TORCHS = [  # model, options of torch_pipeline, ranks, replicas, micro-batches, batch
+    ("mlp", {}, 2, 1, 4, 8),
+    ("mlp", {"schedule": "interleaved"}, 4, 2, 4, 8),
+    ("convolutional", {"schedule": "gpipe", "stages": 3}, 3, 1, 4, 8),
+    ("convolutional", {"schedule": "interleaved"}, 2, 1, 4, 10),  # batches of 9 and 10, in pieces of 2 and 3
+    ("transformer", {"stages": 4}, 4, 1, 4, 10),
+]
+
+
+def test_torchs_own_pipelines_train_as_ours(monkeypatch, make_run, patterns, machine, tmp_path):
+    """Weights, metrics and bytes; torch fills unequal micro-batches up, and so sends more."""
+    monkeypatch.setattr(virtual_engine, "choose", lambda *_: Choice())
+    runs = []
+    for place, (model, options, workers, _, _, batch) in enumerate(TORCHS):
+        named = {f"{place}": {"torch_pipeline": options}}
+        (run,) = native_runs("gloo", named, make_run, counts=(workers,), model=MODELS[model])
+        runs.append(run.model_copy(update={"batch_per_worker": batch, "epochs": 2}))
+    found = launched("gloo", runs, [], patterns, tmp_path)
+    for run, (_, _, _, replicas, pieces, batch) in zip(runs, TORCHS, strict=True):
+        native = found[run.run_id]
+        alone = trained_alone(run, patterns, replicas, pieces)
+        np.testing.assert_allclose(native["final"], alone.numpy(), **EXACT, err_msg=run.run_id)
+        twin = run.model_copy(update={"execution": "virtual", "engine": "virtual"})
+        outcome, weights = simulate(twin, patterns, machine)
+        np.testing.assert_allclose(native["final"], weights["final"].numpy(), **EXACT, err_msg=run.run_id)
+        counted = np.array([[report.syncs, report.bytes_sent] for report in outcome.workers])
+        assert native["counted"].tolist() == counted.tolist() or batch == 10
+        assert (native["counted"] >= counted).all()
+        metrics = [evaluation.metric for evaluation in sorted(outcome.evaluations, key=lambda each: each.epoch)]
+        assert native["metrics"].tolist() == metrics, run.run_id
+
+
 def moves(strategy, stage, stages, pieces):
     """Moves in words; a letter follows for the chunk of layers where there are several."""
     created = registry.create(*strategy)

@@ -1,0 +1,150 @@
+"""The stage of a worker under a schedule of torch.distributed.pipelining, in place of `Stage`."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.autograd.graph import register_multi_grad_hook
+from torch.distributed.pipelining import PipelineStage, Schedule1F1B, ScheduleGPipe, ScheduleInterleaved1F1B
+
+from scalebench.data.layout import cut
+from scalebench.strategies.base import Batch
+from scalebench.system.clock import Clock, Task
+from scalebench.training.stage import Chunk, StageArithmetic
+
+_SCHEDULES: dict[str, Any] = {"gpipe": ScheduleGPipe, "1f1b": Schedule1F1B, "interleaved": ScheduleInterleaved1F1B}
+
+
+class TorchStage:
+    """Micro-batches through the chunks of this worker by torch's own schedule; the same numbers as `Stage`.
+
+    Torch wants micro-batches of one shape: smaller ones are filled up with a sample that no module sees. It would run
+    each stage once more for the shapes of its ends, which changes running statistics: they are stated. Gradients are
+    those of the scaled loss (`scale_grads` would divide them by the number of micro-batches).
+    """
+
+    def __init__(self, chunks: Sequence[Chunk], schedule: str, micro_batches: int, replica: Any) -> None:
+        """`replica` is the communicator of the process group of the workers with the other stages."""
+        self._chunks = [(chunk.facts, TimedChunk(chunk)) for chunk in chunks]
+        self._schedule, self._micro_batches, self._replica = schedule, micro_batches, replica
+        compute = chunks[0].compute
+        assert isinstance(compute, StageArithmetic)
+        self._loss, self._like = compute.loss, compute.like
+        self._schedules: dict[tuple[int, int], Any] = {}  # by micro-batches, and samples of each
+        self._weights: list[float] = []  # of the losses of the micro-batches of a step
+        self._targets: Sequence[Tensor] = ()
+        self._found: list[Tensor] = []  # these losses
+
+    def step(self, batch: Batch, weight: float, clock: Clock) -> Tensor | None:
+        """Compute the gradient of weight * mean loss of `batch`; return the mean loss () on the last stage."""
+        samples = len(batch.x)
+        sizes = cut(samples, min(self._micro_batches, samples)).tolist()
+        room = max(sizes)
+        schedule = self._schedule_of(len(sizes), room)
+        for _, module in self._chunks:
+            module.begin(sizes, clock)
+        self._weights = [weight * size / samples for size in sizes]
+        self._targets, self._found = torch.split(batch.y, sizes), []
+        first, last = (any(getattr(facts, end) for facts, _ in self._chunks) for end in ("is_first", "is_last"))
+        inputs = [_filled(batch.x, sizes)] if first else []
+        places = torch.arange(len(sizes)).repeat_interleave(room) if last else None  # whose targets are wanted
+        schedule.step(*inputs, target=places, return_outputs=False)
+        clock.did(Task.COMM)
+        self._count(len(sizes), room)
+        if not last:
+            return None
+        shares = torch.tensor(sizes, dtype=self._like.dtype, device=self._like.device) / samples
+        return torch.stack(self._found) @ shares
+
+    def _loss_of(self, outputs: Tensor, places: Tensor) -> Tensor:
+        place = int(places[0])
+        loss = self._loss(outputs[: len(self._targets[place])], self._targets[place])
+        self._found.append(loss.detach())
+        return loss * self._weights[place]
+
+    def _schedule_of(self, micro_batches: int, room: int) -> Any:
+        key = (micro_batches, room)
+        if key not in self._schedules:
+            stages = []
+            for facts, module in self._chunks:
+                takes = self._like.new_empty((room, *facts.takes)).requires_grad_(not facts.is_first)
+                gives = self._like.new_empty((room, *facts.gives)).requires_grad_()
+                stage = PipelineStage(
+                    module,
+                    facts.stage,
+                    facts.stages,
+                    self._like.device,
+                    input_args=takes,
+                    output_args=gives,
+                    group=self._replica.process_group,
+                )
+                stages.append(stage)
+            held: Any = stages if self._schedule == "interleaved" else stages[0]
+            made = _SCHEDULES[self._schedule](held, micro_batches, loss_fn=self._loss_of, scale_grads=False)
+            self._schedules[key] = made
+        return self._schedules[key]
+
+    def _count(self, micro_batches: int, room: int) -> None:
+        """Count the messages of a step, which torch has sent."""
+        number = self._like.element_size()
+        for facts, _ in self._chunks:
+            shapes = [facts.gives] * (not facts.is_last) + [facts.takes] * (not facts.is_first)
+            for shape in shapes:
+                nbytes = number * room * torch.Size(shape).numel()
+                self._replica.messages(micro_batches * nbytes)
+
+
+class TimedChunk(nn.Module):
+    """The modules of a chunk, with laps of the clock around both passes of each micro-batch.
+
+    Micro-batches come in order, and so do their gradients.
+    """
+
+    def __init__(self, chunk: Chunk) -> None:
+        super().__init__()
+        compute = chunk.compute
+        assert isinstance(compute, StageArithmetic)
+        self._inner = nn.Sequential(*(segment.module for segment in compute.segments))
+        self._shares = sum(size.forward for size in compute.sizes), sum(size.backward for size in compute.sizes)
+        self._sizes: list[int] = []
+        self._forwards = self._backwards = 0
+        self._clock: Clock | None = None
+        register_multi_grad_hook([each for each in self.parameters() if each.requires_grad], self._ended)
+
+    def begin(self, sizes: list[int], clock: Clock) -> None:
+        """Prepare for a step with micro-batches of `sizes` samples."""
+        self._sizes, self._clock = sizes, clock
+        self._forwards = self._backwards = 0
+
+    def forward(self, x: Tensor) -> Tensor:
+        assert self._clock is not None
+        samples = self._sizes[self._forwards]
+        self._forwards += 1
+        self._clock.did(Task.COMM)
+        made: Tensor = self._inner(x[:samples])
+        self._clock.did(Task.FORWARD, samples, self._shares[0])
+        made.register_hook(self._began)  # type: ignore[no-untyped-call]
+        if samples < len(x):
+            made = torch.cat([made, made.new_zeros((len(x) - samples, *made.shape[1:]))])
+        return made.contiguous()  # torch sends the memory as it lies
+
+    def _began(self, gradient: Tensor) -> None:
+        assert self._clock is not None
+        self._clock.did(Task.COMM)
+
+    def _ended(self, gradients: Sequence[Tensor | None]) -> None:
+        assert self._clock is not None
+        self._clock.did(Task.BACKWARD, self._sizes[self._backwards], self._shares[1])
+        self._backwards += 1
+
+
+def _filled(x: Tensor, sizes: list[int]) -> Tensor:
+    """Return the micro-batches of `sizes` samples one after the other, filled up to the largest of them."""
+    room = max(sizes)
+    if min(sizes) == room:
+        return x
+    pieces = [piece if len(piece) == room else torch.cat([piece, piece[-1:]]) for piece in torch.split(x, sizes)]
+    return torch.cat(pieces)
