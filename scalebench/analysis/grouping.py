@@ -198,7 +198,7 @@ def communication_shares(results: Results, level: float = LEVEL) -> pd.DataFrame
     return cells(results).merge(shares.astype(dict.fromkeys(CELL[-2:], "Int64")), on=CELL)
 
 
-COSTS = {"time": "train_s", "core-hours": "core_hours"}
+COSTS = {"time": "train_s", "core-hours": "core_hours", "memory": "peak_mib"}
 
 
 def non_dominated(cost: ArrayLike, metric: ArrayLike) -> NDArray[np.bool_]:
@@ -213,13 +213,20 @@ def non_dominated(cost: ArrayLike, metric: ArrayLike) -> NDArray[np.bool_]:
 
 
 def metric_by_cost(results: Results) -> pd.DataFrame:
-    """The rows of `cells` that have a metric, with core-hours and membership of the fronts.
+    """The rows of `cells` that have a metric, with core-hours, memory and membership of the fronts.
 
     `core_hours` with `core_hours_low`, `core_hours_high` are `train_s` and its bounds times the cores of the run; they
-    are NaN where the cores are not known. `train_s_front` and `core_hours_front` mark the non-dominated rows of an
-    execution and engine.
+    are NaN where the cores are not known. `peak_mib` is the mean over repetitions of the largest memory of a worker,
+    on its device where that is measured, with the least and the largest of them as `peak_mib_low`, `peak_mib_high`;
+    virtual workers share a process, and have none. `train_s_front`, `core_hours_front` and `peak_mib_front` mark the
+    non-dominated rows of an execution and engine.
     """
     table = cells(results)
+    runs = results.completed
+    peaks = runs["peak_device_mib"].fillna(runs["peak_rss_mib"]).where(~runs["execution"].isin(SIMULATED))
+    found = runs.assign(peak_mib=peaks).groupby(CELL, dropna=False)["peak_mib"].agg(["mean", "min", "max"])
+    names = {"mean": "peak_mib", "min": "peak_mib_low", "max": "peak_mib_high"}
+    table = table.merge(found.rename(columns=names).reset_index(), on=CELL, how="left")
     table = table[table["metric"].notna()].reset_index(drop=True)
     table = _with_cost(table, "core_hours", "cost_core_hours", ("train_s", "low_s", "high_s"))
     compared = table[is_representative(table)]

@@ -21,8 +21,8 @@ from scalebench.figures.drawing.names import group_name, width
 from scalebench.figures.drawing.panel import Panel, share_y
 from scalebench.figures.drawing.styles import NEUTRAL, Look, name_series
 
-_PANELS = ("time", "core-hours")
-_LABELS = {"time": "training time (s)", "core-hours": "core-hours"}
+_PANELS = ("time", "core-hours", "memory")
+_LABELS = {"time": "training time (s)", "core-hours": "core-hours", "memory": "peak memory of a worker (MiB)"}
 _FRONT = "#777777"
 _FRONT_WORDS = "Pareto front (number: workers)"
 _HEIGHT_IN = 2.4
@@ -35,7 +35,7 @@ class AccuracyCost(Figure):
     name = "accuracy-cost"
     panels = _PANELS
     by_default = False
-    summary = "final metric against training time and core-hours, with the front of what nothing beats in both"
+    summary = "final metric against training time, core-hours and memory, with the front of what nothing beats in both"
 
     def absent(self, results: Results) -> str:
         trained = results.completed["final_metric"].notna().any()
@@ -44,7 +44,8 @@ class AccuracyCost(Figure):
     def draw(self, results: Results, canvas: Canvas) -> None:
         everything = name_series(metric_by_cost(results))
         table, look, groups = canvas.series_of(everything, of=results)
-        names = [name for name in canvas.wanted(_PANELS) if table[COSTS[name]].notna().any()]
+        known = table.groupby("execution")[list(COSTS.values())].count().gt(0).all()  # memory not where one is virtual
+        names = [name for name in canvas.wanted(_PANELS) if known[COSTS[name]]]
         if not names:
             raise EmptyFigureError("no run of the selection has a metric and a cost")
         executions = [name for name in EXECUTIONS if name in set(table["execution"])]
@@ -83,6 +84,7 @@ class AccuracyCost(Figure):
             "The front joins the points of an execution and engine that no other beats in both.",
             "Modelled runs, which train nothing, have no metric and are left out." if modelled else "",
             "Oversubscribed and disturbed points are on no front." if not is_representative(table).all() else "",
+            "Memory is the largest of a worker's process, or on its device." if "memory" in names else "",
             method=(
                 "Times are geometric means, core-hours these times the cores. The front is that of the whole study: "
                 "points that no other beats in metric or cost without being worse in the other; it disregards "

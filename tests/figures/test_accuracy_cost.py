@@ -109,3 +109,18 @@ def test_figure_is_drawn_when_named(study, tmp_path):  # noqa: F811
     assert FIGURES.create("accuracy-cost", {}).absent(modelled) == why
     with pytest.raises(ResultsError, match=f"accuracy-cost cannot be drawn: {why}"):
         plot(modelled, tmp_path, ["accuracy-cost"])
+
+
+def test_memory_is_drawn_where_workers_have_processes(study):  # noqa: F811
+    """The least and the largest of the repetitions bound it; a device's memory counts in place of a process's."""
+    memory = [{"peak_rss_mib": 400.0}, {"peak_rss_mib": 420.0}, {"peak_rss_mib": 900.0, "peak_device_mib": 410.0}]
+    rows = [
+        timed("ddp", 4, 6.0 + at, 0.8, execution="native", repetition=at, seed=at, **own)
+        for at, own in enumerate(memory)
+    ]
+    canvas = drawn(study(rows=rows), "accuracy-cost")
+    assert [panel.name for panel in canvas.panels] == ["time, native", "core-hours, native", "memory, native"]
+    data = canvas.data()
+    (drawn_memory,) = data[data["quantity"] == "peak_mib"].to_dict("records")
+    assert (drawn_memory["y"], drawn_memory["low"], drawn_memory["high"]) == (410.0, 400.0, 420.0)
+    assert "largest of a worker's process, or on its device" in canvas.caption()
