@@ -297,6 +297,9 @@ class RecordingWorker:
     def use_schedule(self, name: str, micro_batches: int) -> None:
         raise NotImplementedError("a recording has no process group")
 
+    def use_fully_shard(self, *, reshard: bool) -> None:
+        raise NotImplementedError("a recording has no process group")
+
     def divide(self, rule: UnitRule) -> None:
         whole = self.parameters.numel()
         facts = self._facts if rule.by_layer else [LayerFacts("", whole, (), 1.0, 1.0)]

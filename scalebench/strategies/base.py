@@ -195,6 +195,9 @@ class Worker(Protocol):
         From now on `parameters`, `gradients` and `optimizer` are those of this worker's shards.
         """
 
+    def use_fully_shard(self, *, reshard: bool) -> None:
+        """Let torch's fully_shard divide each layer of the model; `reshard`: between its passes, too. Collective."""
+
     forward: Callable[[Tensor], Tensor]  # the model, or a wrapper of it (the real DDP)
 
     def use_optimizer(self, wrap: Any) -> None:

@@ -39,6 +39,7 @@ from scalebench.training.sharded import ShardedModel
 from scalebench.training.stage import Chunk, Order, Stage, StageArithmetic, run_backward, sizes_of
 
 if TYPE_CHECKING:
+    from scalebench.training.torch_sharded import TorchShards
     from scalebench.training.torch_stage import TorchStage
 
 _CUT_AT_ONCE = 32  # batches
@@ -104,6 +105,7 @@ class Replica:
         self.stage: Stage | TorchStage | None = None  # that this worker holds; None for the whole model
         self.assembly: Assembly | None = None
         self.sharded: ShardedModel | None = None  # of which this worker keeps shards; None for whole parameters
+        self.torch_shards: TorchShards | None = None  # the same, by torch
         self._update_share = 1.0
         self._loss_is_elsewhere = False
         self._lr, self._lr_is_constant = run.lr, run.lr_policy == "constant"
@@ -239,6 +241,14 @@ class Replica:
         self._optimise()
         self._update_share = self.parameters.numel() / whole
 
+    def use_fully_shard(self, *, reshard: bool) -> None:
+        from scalebench.training.torch_sharded import TorchShards  # a second of imports
+
+        self.torch_shards = TorchShards(self.model, self._layers, self.comm, reshard=reshard)
+        self.parameters = self.gradients = self.initial = self.parameters.new_empty(0)  # torch has its own
+        self.optimizer = build_optimizer(self.run.optimizer, self.torch_shards.trained, self.run.lr)
+        self._update_share = 1 / self.size
+
     def _built(self) -> torch.nn.Module:
         return build_model(*self._model_of).to(self.device)
 
@@ -250,6 +260,8 @@ class Replica:
 
         Its floating-point buffers are those of the parts. Collective over a replica.
         """
+        if self.torch_shards is not None and vector is not None:
+            return vector, self.torch_shards.whole(vector, self._built())
         if self.assembly is None or vector is None:
             return vector, self.model
         model = self.assembly.gather(vector, floating_buffers(self))
@@ -268,8 +280,8 @@ class Replica:
 
     def gradient(self, batch: Batch, weight: float = 1.0, *, add: bool = False) -> None:
         samples = batch.x.shape[0]
-        if self.sharded is not None:
-            loss = self.sharded.step(batch.x, batch.y, weight, lambda: self.batch_loss(batch), self.clock)
+        if (sharded := self.sharded or self.torch_shards) is not None:
+            loss = sharded.step(batch.x, batch.y, weight, lambda: self.batch_loss(batch), self.clock)
             self.computed(loss, samples)
             return
         if not add:
@@ -391,6 +403,8 @@ class Replica:
 
     def reset(self) -> None:
         """Reset weights, optimizer state and meters."""
+        if self.torch_shards is not None:
+            self.torch_shards.reset()
         with torch.no_grad():
             self.parameters.copy_(self.initial)
             for buffer, value in zip(self.model.buffers(), self._initial_buffers, strict=True):
@@ -414,10 +428,10 @@ class Replica:
 
     def is_finite(self) -> bool:
         """Return True if all weights of the model are finite, of which others may hold parts. Collective then."""
-        finite = is_finite(self.parameters)
-        if self.assembly is None and self.sharded is None:
+        finite = is_finite(self.parameters if self.torch_shards is None else self.torch_shards.own())
+        if self.assembly is None and self.sharded is None and self.torch_shards is None:
             return finite
-        flag = self.parameters.new_full((1,), float(finite))
+        flag = torch.full((1,), float(finite), dtype=self.dtype, device=self.device)
         holders = self.comm if self.assembly is None else self.replica
         holders.allreduce_(flag, "min")
         return bool(flag)
@@ -441,8 +455,8 @@ class Replica:
         Collective where workers keep shards.
         """
         stored = not agreed or self.rank == 0
-        if self.sharded is not None:
-            whole = self.sharded.gathered(self.comm.allgather)
+        if (sharded := self.sharded or self.torch_shards) is not None:
+            whole = sharded.gathered(self.comm.allgather)
             vector = whole if stored else None
         else:
             vector = self.parameters.detach().clone() if stored else None

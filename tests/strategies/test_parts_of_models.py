@@ -258,6 +258,27 @@ def test_torchs_own_pipelines_train_as_ours(monkeypatch, make_run, patterns, mac
         assert native["metrics"].tolist() == metrics, run.run_id
 
 
+def test_torchs_own_shards_train_as_ours(monkeypatch, make_run, patterns, machine, tmp_path):
+    """Weights and metrics, with running statistics and after warm-up steps, which are undone."""
+    monkeypatch.setattr(virtual_engine, "choose", lambda *_: Choice())
+    runs = []
+    for model, workers, shard in (("mlp", 2, 3), ("convolutional", 3, 2), ("transformer", 4, 3)):
+        named = {model: {"torch_fsdp": {"shard": shard}}}
+        (run,) = native_runs("gloo", named, make_run, counts=(workers,), model=MODELS[model])
+        runs.append(run.model_copy(update={"batch_per_worker": 8, "epochs": 2}))
+    found = launched("gloo", runs, [], patterns, tmp_path)
+    for run in runs:
+        native = found[run.run_id]
+        alone = trained_alone(run, patterns, run.workers)
+        np.testing.assert_allclose(native["final"], alone.numpy(), **EXACT, err_msg=run.run_id)
+        twin = run.model_copy(update={"execution": "virtual", "engine": "virtual"})
+        outcome, weights = simulate(twin, patterns, machine)
+        np.testing.assert_allclose(native["final"], weights["final"].numpy(), **EXACT, err_msg=run.run_id)
+        metrics = [evaluation.metric for evaluation in sorted(outcome.evaluations, key=lambda each: each.epoch)]
+        assert native["metrics"].tolist() == metrics, run.run_id
+        assert native["counted"][:, 0].tolist() == [report.syncs for report in outcome.workers]
+
+
 def moves(strategy, stage, stages, pieces):
     """Moves in words; a letter follows for the chunk of layers where there are several."""
     created = registry.create(*strategy)

@@ -1,0 +1,48 @@
+"""PyTorch's own sharded data parallelism, fully_shard, and its model for virtual runs."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import ClassVar, Literal
+
+from pydantic import Field
+
+from scalebench.comm.base import Capability
+from scalebench.strategies.base import Worker
+from scalebench.strategies.fsdp import Fsdp
+from scalebench.strategies.registry import register
+from scalebench.strategies.traits import Traits
+
+
+@register("virtual")
+class VirtualTorchFsdp(Fsdp):
+    """`fully_shard` of each layer, then of the model: parameters, gradients and optimizer state in shards.
+
+    A virtual run takes the steps of `fsdp`, which exchanges as much, but does not overlap it with compute.
+    """
+
+    shard: Literal[2, 3] = Field(
+        3, description="2: whole parameters between the passes of a step (reshard_after_forward=False), 3: shards"
+    )
+
+    name: ClassVar[str] = "torch_fsdp"
+    summary: ClassVar[str] = (
+        "the real fully_shard (FSDP2) of each layer: parameters, gradients, optimizer (option shard)"
+    )
+    source: ClassVar[str] = "Zhao et al., VLDB 2023 (FSDP); torch.distributed.fsdp.fully_shard"
+    engines: ClassVar[tuple[str, ...]] = ("gloo", "nccl")
+
+
+@register()
+class TorchFsdp(VirtualTorchFsdp):
+    """Torch's own sharding. It communicates inside both passes: compute and communication are not separate."""
+
+    requires: ClassVar[frozenset[Capability]] = frozenset({Capability.PROCESS_GROUP})
+
+    def setup(self, worker: Worker) -> None:
+        if worker.size > 1:
+            worker.use_fully_shard(reshard=self.shard == 3)
+
+    @property
+    def traits(self) -> Traits:
+        return replace(super().traits, split_is_measured=False)
