@@ -33,6 +33,7 @@ PAGES = {
     "one study": [f"docs/tutorials/{name}.md" for name in ("first-study", "reading-the-numbers", "figure-for-a-paper")],
     "own": ["docs/tutorials/own-model-data-strategy.md"],
     "slurm": ["docs/tutorials/laptop-to-slurm.md"],
+    "parts": ["docs/tutorials/parts-of-a-model.md"],
 }
 SHRUNK = ("run", "plot", "predict")
 FENCE = re.compile(r"((?:<!--.*?-->\n)*)```(\w+)\n(.*?)^```", re.DOTALL | re.MULTILINE)
