@@ -43,7 +43,7 @@ class TorchShards:
             parameter.grad = None
         mean = loss()
         clock.did(Task.FORWARD, len(x))
-        (mean * weight).backward()  # type: ignore[no-untyped-call]
+        (mean * weight).backward()
         clock.did(Task.BACKWARD, len(x))
         for place, nbytes in enumerate(self._whole):
             again = self._reshard and place < len(self._whole) - 1

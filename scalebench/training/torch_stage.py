@@ -126,7 +126,7 @@ class TimedChunk(nn.Module):
         self._clock.did(Task.COMM)
         made: Tensor = self._inner(x[:samples])
         self._clock.did(Task.FORWARD, samples, self._shares[0])
-        made.register_hook(self._began)  # type: ignore[no-untyped-call]
+        made.register_hook(self._began)
         if samples < len(x):
             made = torch.cat([made, made.new_zeros((len(x) - samples, *made.shape[1:]))])
         return made.contiguous()  # torch sends the memory as it lies
