@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from matplotlib.patches import FancyBboxPatch, Patch
 
@@ -11,8 +12,10 @@ from scalebench.errors import writing
 from scalebench.figures.drawing.styles import TASKS
 from scalebench.figures.plotting import drawing
 from scalebench.figures.style import REPORT
-from scalebench.pricing.task_graph import TaskNode
 from scalebench.system.atomic_write import open_own
+
+if TYPE_CHECKING:
+    from scalebench.pricing.task_graph import TaskNode  # imports torch, which no other figure needs
 
 _COLORS = {"train": TASKS["compute"], "average": TASKS["communication"], "merge": TASKS["other"]}
 _LANE_IN = 0.3

@@ -134,6 +134,11 @@ def test_figures_are_listed_and_the_command_parsed_without_training_or_analysis(
     assert done.stdout == "[]\n[]\n"
 
 
+def test_figures_are_imported_without_torch():
+    code = "import sys; sys.modules['torch'] = None; from scalebench.figures.base import FIGURES; FIGURES.names()"
+    subprocess.run([sys.executable, "-c", code], check=True)
+
+
 def test_figures_are_listed_as_their_classes_declare_them():
     classes = [FIGURES.find(name) for name in FIGURES.names()]
     assert declared_figures() == [Declared(kind.name, kind.summary, kind.by_default) for kind in classes]
