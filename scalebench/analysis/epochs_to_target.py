@@ -14,7 +14,7 @@ import numpy as np
 import pandas as pd
 from numpy.typing import ArrayLike, NDArray
 
-from scalebench.analysis.loading import Results
+from scalebench.analysis.loading import Results, cached
 from scalebench.analysis.rounds import runs_by_cell
 from scalebench.analysis.time_to_target import reached_by_all
 from scalebench.errors import ResultsError
@@ -122,6 +122,15 @@ def critical_batches(results: Results, *, draws: int | None = None) -> list[Seri
 
     A batch at which some run did not is left out: the runs that did alone would show too few epochs.
     """
+    return list(_fitted_once(results)) if draws is None else _fitted(results, draws)
+
+
+@cached
+def _fitted_once(results: Results) -> list[SeriesLaw]:
+    return _fitted(results, DRAWS)
+
+
+def _fitted(results: Results, draws: int) -> list[SeriesLaw]:
     series: dict[tuple[str, str, str], list[tuple[int, float]]] = {}
     for cell in runs_by_cell(results):
         if reached_by_all(cell) and cell.batch_global:
@@ -131,7 +140,7 @@ def critical_batches(results: Results, *, draws: int | None = None) -> list[Seri
     for key, rows in series.items():
         batches, epochs = [batch for batch, _ in rows], [epochs for _, epochs in rows]
         if len(set(batches)) >= LEAST_BATCHES:
-            found.append(SeriesLaw(*key, fit_epochs(batches, epochs, draws=draws or DRAWS), min(batches), max(batches)))
+            found.append(SeriesLaw(*key, fit_epochs(batches, epochs, draws=draws), min(batches), max(batches)))
     return found
 
 

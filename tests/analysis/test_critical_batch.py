@@ -41,3 +41,11 @@ def test_batches_that_some_run_fails_at_are_not_fitted(study):
 def test_equal_epochs_have_no_critical_batch_within_reach(study):
     (found,) = critical_batches(study(rows=[aimed("allreduce", workers, 20) for workers in COUNTS]), draws=2)
     assert not found.grows
+
+
+def test_laws_of_a_study_are_fitted_once(study, monkeypatch):
+    made = study(rows=[aimed("allreduce", workers, law(workers)) for workers in COUNTS])
+    monkeypatch.setattr("scalebench.analysis.epochs_to_target.DRAWS", 2)
+    found = critical_batches(made)
+    monkeypatch.delattr("scalebench.analysis.epochs_to_target.fit_epochs")
+    assert critical_batches(made) == found
