@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import random
 import re
+from functools import cache
 from itertools import combinations
 
 import numpy as np
@@ -75,13 +76,20 @@ def draw(results, name, style):
         return canvas, canvas.finish()
 
 
+@pytest.fixture(scope="module")
+def drawn(eight):
+    """A figure of the study in a style: drawn once, as tests only look at it."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("scalebench.analysis.epochs_to_target.DRAWS", 20)  # an interval as wide as any in print
+        yield cache(lambda name, style: draw(eight, name, choose_style(style)))
+
+
 @pytest.mark.parametrize("style", some(["ieee", "slides", "report"], "ieee"))
 @pytest.mark.parametrize("name", [name for name in figure_names() if name not in NOT_HERE])
-def test_each_page_fits_and_names_its_series(eight, name, style):
-    chosen = choose_style(style)
-    canvas, pages = draw(eight, name, chosen)
+def test_each_page_fits_and_names_its_series(drawn, name, style):
+    canvas, pages = drawn(name, style)
     for page, figure in zip(canvas._pages, pages, strict=True):
-        assert figure.get_size_inches()[1] <= chosen.page_in + 1e-6
+        assert figure.get_size_inches()[1] <= choose_style(style).page_in + 1e-6
         assert overlapping(figure) == []
         for text in filter(Text.get_text, _texts(figure)):
             box = text.get_window_extent()
@@ -98,8 +106,8 @@ def test_each_page_fits_and_names_its_series(eight, name, style):
 
 
 @pytest.mark.parametrize("name", ["breakdown", "reduction-parts", "communication"])
-def test_slides_keep_texts_apart_below_long_titles(eight, name):
-    _, pages = draw(eight, name, choose_style("slides"))
+def test_slides_keep_texts_apart_below_long_titles(drawn, name):
+    _, pages = drawn(name, "slides")
     for figure in pages:
         assert overlapping(figure) == []
         for ax in figure.axes:
@@ -108,16 +116,16 @@ def test_slides_keep_texts_apart_below_long_titles(eight, name):
 
 
 @pytest.mark.parametrize("name", ["strong-scaling", "convergence"])
-def test_panels_of_a_group_are_on_one_page(eight, name):
-    canvas, _ = draw(eight, name, choose_style("ieee"))
+def test_panels_of_a_group_are_on_one_page(drawn, name):
+    canvas, _ = drawn(name, "ieee")
     groups = [[panel.ax.get_title(loc="left").partition(": ")[2] for panel in page.panels] for page in canvas._pages]
     assert len(groups) > 1
     assert all(not set(one) & set(other) for one, other in combinations(groups, 2))
 
 
 @pytest.mark.parametrize("name", ["breakdown", "reduction-parts"])
-def test_axes_of_bars_are_labelled_workers_and_the_legend_names_executions(eight, name):
-    canvas, (figure, *_) = draw(eight, name, choose_style("ieee"))
+def test_axes_of_bars_are_labelled_workers_and_the_legend_names_executions(drawn, name):
+    canvas, (figure, *_) = drawn(name, "ieee")
     assert {panel.ax.get_xlabel() for panel in canvas.shown} == {"workers"}
     legend = {text.get_text() for part in figure.findobj(Legend) for text in part.get_texts()}
     assert {"virtual (computed time)", "native (measured)"} <= legend
@@ -136,8 +144,8 @@ def test_marks_at_the_end_of_an_axis_are_whole(tmp_path):
     assert not line.get_clip_on()
 
 
-def test_equal_curves_of_convergence_are_seen_side_by_side(eight):
-    canvas, _ = draw(eight, "convergence", choose_style("ieee"))
+def test_equal_curves_of_convergence_are_seen_side_by_side(drawn):
+    canvas, _ = drawn("convergence", "ieee")
     lines = [line for line in canvas.shown[0].ax.get_lines() if line.get_marker() not in ("", "None")]
     heights = [line.get_transform().transform((1, 0.9))[1] for line in lines]
     assert len(set(np.round(heights, 3))) == len(canvas.shown[0].series) > 1
@@ -157,9 +165,9 @@ def test_equal_trials_are_seen_side_by_side():
     assert set(panel.data()["x"]) == {1, 2}, "the data have the trials"
 
 
-def test_panels_with_one_series_are_told_apart_without_their_letter(eight):
+def test_panels_with_one_series_are_told_apart_without_their_letter(drawn):
     for name in ("breakdown", "reduction-parts", "epochs-to-target"):
-        canvas, _ = draw(eight, name, choose_style("ieee"))
+        canvas, _ = drawn(name, "ieee")
         titles = [re.sub(r"^\([a-z]+\) |\n| ", "", panel.ax.get_title(loc="left")) for panel in canvas.shown]
         assert len(set(titles)) == len(titles)
 
@@ -183,18 +191,18 @@ def test_further_pages_are_written_beside_the_first(eight, tmp_path):
     assert "Method: Strong scaling" in (tmp_path / "strong-scaling.txt").read_text()
 
 
-def test_caption_in_the_picture_has_at_most_four_lines(eight):
+def test_caption_in_the_picture_has_at_most_four_lines(drawn):
     for name in figure_names():
         if name in NOT_HERE:
             continue
-        _, (first, *_) = draw(eight, name, choose_style("report"))
+        _, (first, *_) = drawn(name, "report")
         (text,) = [text.get_text() for text in first.findobj(Text) if text.get_text().startswith("mlp(hidden")]
         assert text.count("\n") < 4
         assert "steps per epoch" not in text
 
 
-def test_panels_of_groups_name_their_strategies(eight):
-    canvas, _ = draw(eight, "strong-scaling", choose_style("report"))
+def test_panels_of_groups_name_their_strategies(drawn):
+    canvas, _ = drawn("strong-scaling", "report")
     titles = [panel.name for panel in canvas.shown]
     assert titles[0] == "training time: serial, allreduce, horovod, ddp"
     assert titles[3] == "training time: epoch_average, hierarchical_local_sgd"
@@ -363,8 +371,8 @@ def test_mark_of_wide_intervals_is_explained_where_it_is_drawn(tmp_path):
 
 
 @pytest.mark.parametrize("name", ["strong-scaling", "breakdown", "reduction-parts", "time-to-target"])
-def test_legend_explains_what_its_page_shows_and_nothing_else(eight, name):
-    canvas, figures = draw(eight, name, choose_style("slides"))
+def test_legend_explains_what_its_page_shows_and_nothing_else(drawn, name):
+    canvas, figures = drawn(name, "slides")
     assert len(figures) > 1
     for page, figure in zip(canvas._pages, figures, strict=True):
         said = {text.get_text().replace("\n", " ") for part in figure.findobj(Legend) for text in part.get_texts()}
