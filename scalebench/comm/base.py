@@ -24,7 +24,7 @@ class Capability(StrEnum):
     """Capability provided by an engine or required by a strategy."""
 
     COLLECTIVES = "collectives"  # allreduce, reduce, reduce-scatter, broadcast, allgather, alltoallv, barrier
-    NONBLOCKING = "nonblocking"  # iallreduce that progresses during compute
+    NONBLOCKING = "nonblocking"  # iallreduce and iallgather that progress during compute
     SPLIT = "split"  # sub-communicators
     POINT_TO_POINT = "point_to_point"  # send, isend, recv
     ADASUM = "adasum"  # Adasum's merge of all workers' steps, by messages
@@ -59,6 +59,13 @@ class Request(Protocol):
 
     def done(self) -> bool:
         """Return True if `wait` would return at once."""
+
+
+class Gathering(Protocol):
+    """A pending allgather whose messages are combined."""
+
+    def result(self) -> Tensor:
+        """Block until all messages are here, and return the read-only result, equal on every rank. Called once."""
 
 
 class Communicator(Protocol):
@@ -126,6 +133,9 @@ class Communicator(Protocol):
 
     def allgather_combined(self, tensor: Tensor, combine: Callable[[list[Tensor]], Tensor]) -> Tensor:
         """Return the read-only result of `combine` on the tensors of all ranks, equal on every rank."""
+
+    def iallgather_combined(self, tensor: Tensor, combine: Callable[[list[Tensor]], Tensor]) -> Gathering:
+        """Begin an allgather of `tensor`, which must not change until the result is asked for; then `combine`."""
 
     def cached(self, make: Callable[[], _T]) -> _T:
         """Return the read-only result of `make`, which depends on values equal on every rank.

@@ -33,11 +33,15 @@ class HorovodCommunicator(NativeCommunicator):
 
     def _start_allreduce(self, tensor: Tensor, op: str) -> Pending:
         self._refuse_bfloat16(tensor)
-        slot = next(slot for slot in range(len(self._slots) + 1) if slot not in self._slots)
-        self._slots.add(slot)
+        slot = self._free_slot()
         handle = hvd.allreduce_async_(tensor, name=f"{_name(op, tensor)}.{slot}", op=_OPS[op])
         pending = Pending(lambda: hvd.synchronize(handle), lambda: hvd.poll(handle))
         return pending.then(lambda: self._slots.discard(slot))
+
+    def _free_slot(self) -> int:
+        slot = next(slot for slot in range(len(self._slots) + 1) if slot not in self._slots)
+        self._slots.add(slot)
+        return slot
 
     def _refuse_bfloat16(self, tensor: Tensor) -> None:
         if tensor.dtype is torch.bfloat16:
@@ -53,6 +57,12 @@ class HorovodCommunicator(NativeCommunicator):
 
     def _allgather(self, tensor: Tensor) -> list[Tensor]:
         return list(hvd.allgather(tensor.unsqueeze(0), name=_name("allgather", tensor)).unbind())
+
+    def _start_allgather(self, tensor: Tensor, every: Tensor) -> Pending:
+        slot = self._free_slot()
+        handle = hvd.allgather_async(tensor.unsqueeze(0), name=f"{_name('allgather', tensor)}.{slot}")
+        pending = Pending(lambda: every.copy_(hvd.synchronize(handle)), lambda: hvd.poll(handle))
+        return pending.then(lambda: self._slots.discard(slot))
 
     def _alltoallv(self, tensors: Sequence[Tensor]) -> list[Tensor]:
         outgoing, lengths = concatenated(tensors)

@@ -76,6 +76,19 @@ class InFlight:
         return self._landed or (bool(self._raw.done()) and time.perf_counter() >= self._came + self._slowed)
 
 
+class Gathered:
+    """An allgather under way, which keeps the `tensor` that is sent; `every` (K, ...) becomes those of all ranks."""
+
+    def __init__(
+        self, request: InFlight, tensor: Tensor, every: Tensor, combine: Callable[[list[Tensor]], Tensor]
+    ) -> None:
+        self._request, self._tensor, self._every, self._combine = request, tensor, every, combine
+
+    def result(self) -> Tensor:
+        self._request.wait()
+        return self._combine(list(self._every.unbind()))
+
+
 class Sending:
     """Request of a message under way, which keeps its tensor; it is logged as sent when it began."""
 

@@ -136,6 +136,13 @@ class MpiCommunicator(NativeCommunicator):
         self.mpi.Allgather(self._buffer(mine), self._split_buffer(every, tensor.numel()))
         return list(every.to(tensor.device).unbind())
 
+    def _start_allgather(self, tensor: Tensor, every: Tensor) -> Pending:
+        if tensor.is_cuda:
+            staged, gathered = tensor.cpu(), torch.empty_like(every, device="cpu")
+            return self._start_allgather(staged, gathered).then(lambda: (every.copy_(gathered), staged))
+        raw = self.mpi.Iallgather(self._buffer(tensor), self._split_buffer(every, tensor.numel()))
+        return Pending(raw.Wait, raw.Test)
+
     def _alltoallv(self, tensors: Sequence[Tensor]) -> list[Tensor]:
         first = tensors[0]
         outgoing, lengths = concatenated(tensors)

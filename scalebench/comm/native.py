@@ -11,7 +11,7 @@ from torch import Tensor
 
 from scalebench.comm.base import Request
 from scalebench.comm.counters import Counters
-from scalebench.comm.in_flight import InFlight, Pending, Sending
+from scalebench.comm.in_flight import Gathered, InFlight, Pending, Sending
 from scalebench.comm.wire import divide_, pack, sum_of_weights, unpack
 from scalebench.errors import EngineError
 from scalebench.system.clock import Task
@@ -126,6 +126,17 @@ class NativeCommunicator(Counters, ABC):
 
     def allgather_combined(self, tensor: Tensor, combine: Callable[[list[Tensor]], Tensor]) -> Tensor:
         return combine(self.allgather(tensor))
+
+    def iallgather_combined(self, tensor: Tensor, combine: Callable[[list[Tensor]], Tensor]) -> Gathered:
+        if self.clock.running and self.size > 1:
+            self._add(1, tensor.nbytes, 1)
+        self.clock.did(Task.OTHER)
+        came = self.clock.mark
+        every = tensor.new_empty((self.size, *tensor.shape))
+        raw = self._start_allgather(tensor, every)
+        self.clock.did(Task.COMM)
+        slowed = self._slowed("allgather", tensor.nbytes)
+        return Gathered(InFlight(raw, every, every, None, self.clock, came, self._log, slowed), tensor, every, combine)
 
     def cached(self, make: Callable[[], _T]) -> _T:
         return make()
@@ -266,6 +277,8 @@ class NativeCommunicator(Counters, ABC):
     def _broadcast(self, tensor: Tensor, root: int) -> None: ...
     @abstractmethod
     def _allgather(self, tensor: Tensor) -> list[Tensor]: ...
+    @abstractmethod
+    def _start_allgather(self, tensor: Tensor, every: Tensor) -> Pending: ...
     @abstractmethod
     def _alltoallv(self, tensors: Sequence[Tensor]) -> list[Tensor]: ...
     @abstractmethod

@@ -86,6 +86,10 @@ class TorchCommunicator(NativeCommunicator):
         dist.all_gather(every, tensor, self.group)
         return every
 
+    def _start_allgather(self, tensor: Tensor, every: Tensor) -> Pending:
+        work = dist.all_gather(list(every.unbind()), tensor, self.group, async_op=True)
+        return Pending(work.wait, work.is_completed)
+
     def _alltoallv(self, tensors: Sequence[Tensor]) -> list[Tensor]:
         outgoing, lengths = concatenated(tensors)
         rows = torch.tensor(lengths, device=outgoing.device)

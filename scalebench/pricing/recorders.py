@@ -94,6 +94,26 @@ class RecordedRequest:
         return True
 
 
+class RecordedGathering:
+    """Implements `comm.base.Gathering` for an allgather at `position` of the schedule."""
+
+    def __init__(
+        self,
+        clock: RecordingClock,
+        position: int,
+        tensor: Tensor,
+        members: int,
+        combine: Callable[[list[Tensor]], Tensor],
+    ) -> None:
+        self._clock, self._position, self._tensor = clock, position, tensor
+        self._members, self._combine = members, combine
+
+    def result(self) -> Tensor:
+        self._clock.wrote(Event("wait", self._position))
+        self._clock.charge(self._combine, self._members)
+        return self._combine([self._tensor])
+
+
 class SentRequest:
     """Implements `comm.base.Request` for a message, which nothing waits for."""
 
@@ -165,6 +185,11 @@ class RecordingCommunicator:
         self._collective("allgather", tensor.nbytes)
         self._clock.charge(combine, self.size)
         return combine([tensor])
+
+    def iallgather_combined(self, tensor: Tensor, combine: Callable[[list[Tensor]], Tensor]) -> RecordedGathering:
+        self._collective("allgather", tensor.nbytes, blocking=False)
+        place = len(self._clock.schedule.events) - 1
+        return RecordedGathering(self._clock, place, tensor, self.size, combine)
 
     def cached(self, make: Callable[[], _T]) -> _T:
         return self._clock.work(make)

@@ -37,6 +37,25 @@ class VirtualRequest:
         return self._rendezvous.end is not None and self._rendezvous.end <= self._comm.clock.now
 
 
+class VirtualGathering:
+    """An allgather in flight, whose messages are combined once for all workers."""
+
+    def __init__(
+        self,
+        comm: VirtualCommunicator,
+        rendezvous: Rendezvous,
+        tensor: Tensor,
+        combine: Callable[[list[Tensor]], Tensor],
+    ) -> None:
+        self._comm, self._rendezvous, self._tensor, self._combine = comm, rendezvous, tensor, combine
+
+    def result(self) -> Tensor:
+        self._comm.await_end(self._rendezvous)
+        self._comm.clock.charge(self._combine, self._comm.size)
+        result: Tensor | None = self._rendezvous.result
+        return self._combine([self._tensor]) if result is None else result  # None without arithmetic
+
+
 class SentRequest:
     """Request of a message, which waits at the receiver."""
 
@@ -162,6 +181,9 @@ class VirtualCommunicator:
         return list(rendezvous.payloads)
 
     def allgather_combined(self, tensor: Tensor, combine: Callable[[list[Tensor]], Tensor]) -> Tensor:
+        return self.iallgather_combined(tensor, combine).result()
+
+    def iallgather_combined(self, tensor: Tensor, combine: Callable[[list[Tensor]], Tensor]) -> VirtualGathering:
         self.count(tensor.nbytes)
         seconds = lambda: self.costs.allgather(tensor.nbytes, self._group.ranks)  # noqa: E731
 
@@ -169,9 +191,7 @@ class VirtualCommunicator:
             self.clock.rehearse(combine, payloads * 2, times=2)  # for the cost of each further message
             return self.clock.execute(combine, payloads)
 
-        result: Tensor | None = self._collective("allgather", tensor, effect, seconds).result
-        self.clock.charge(combine, self.size)
-        return combine([tensor]) if result is None else result  # None without arithmetic
+        return VirtualGathering(self, self._start("allgather", tensor, effect, seconds), tensor, combine)
 
     def cached(self, make: Callable[[], _T]) -> _T:
         call, self._made = self._made, self._made + 1

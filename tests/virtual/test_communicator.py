@@ -137,6 +137,22 @@ def test_nonblocking_allreduce_overlaps_with_compute():
     assert world.run(program) == {0: (3.0, 1.0), 1: (3.0, 1.0)}
 
 
+def test_nonblocking_allgather_overlaps_with_compute_and_is_combined_once():
+    world, made = World(2), []
+
+    def combine(tensors):
+        made.append(len(tensors))
+        return torch.stack(tensors).sum(0)
+
+    def program(comm):
+        gathering = comm.iallgather_combined(torch.full((1_000_000,), float(comm.rank + 1)), combine)
+        comm.clock.did(Task.FORWARD, 1)  # one second, longer than the transfer
+        return gathering.result()[0].item(), comm.clock.now
+
+    assert world.run(program) == {0: (3.0, 1.0), 1: (3.0, 1.0)}
+    assert made == [2]
+
+
 def test_exposed_part_of_a_nonblocking_allreduce_is_charged():
     world = World(2)
     cost = world.costs.allreduce(4_000_000, (0, 1))

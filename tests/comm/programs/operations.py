@@ -159,6 +159,9 @@ def check_operations(engine, comm, clock):
     expect("allgather", torch.stack(gathered), every)
     expect("allgather scalar", torch.stack(comm.allgather(torch.tensor(float(rank)))), np.arange(size))
     expect("allgather combined", comm.allgather_combined(mine(), lambda each: torch.stack(each).sum(0)), every.sum(0))
+    flying = [comm.iallgather_combined(times * mine(), lambda each: torch.stack(each).sum(0)) for times in (1, 2)]
+    expect("second allgather in flight", flying[1].result(), 2 * every.sum(0))
+    expect("first allgather in flight", flying[0].result(), every.sum(0))
     expect("once", torch.tensor(comm.cached(lambda: float(rank))), rank)  # nothing travels: each computes its own
     give = [torch.full((rank + 2 * to, 3), 10.0 * rank + to) for to in range(size)]  # rank 0 gives itself nothing
     got = comm.alltoallv(give)
@@ -212,19 +215,20 @@ def check_operations(engine, comm, clock):
         comm.allreduce_(torch.ones(10))
     comm.iallreduce_(torch.ones(10)).wait()
     comm.allgather(torch.ones(2))
-    assert comm.collectives == comm.calls == 5, (comm.collectives, comm.calls)
-    assert comm.bytes_sent == 40 + 20 + (20 if rank == 0 else 0) + 40 + 8, comm.bytes_sent
+    comm.iallgather_combined(torch.ones(3), lambda each: each[0]).result()
+    assert comm.collectives == comm.calls == 6, (comm.collectives, comm.calls)
+    assert comm.bytes_sent == 40 + 20 + (20 if rank == 0 else 0) + 40 + 8 + 12, comm.bytes_sent
     before = comm.bytes_sent
     comm.reduce_(torch.ones(10), 0, linear=True)  # each to the root
     comm.broadcast_(torch.ones(10), 0, linear=True)  # the root to each
     clock.did(Task.OTHER)
-    assert comm.collectives == 7, comm.collectives
-    assert comm.calls == (7 if engine == "horovod" else 5), comm.calls  # the others send messages
+    assert comm.collectives == 8, comm.collectives
+    assert comm.calls == (8 if engine == "horovod" else 6), comm.calls  # the others send messages
     assert comm.bytes_sent - before == (40 * (size - 1) if rank == 0 else 40), comm.bytes_sent
     met = np.frombuffer(comm.event_log.collectives[()]).reshape(-1, 3)
-    assert len(met) == 7, met
+    assert len(met) == 8, met
     assert (np.diff(met, axis=1) >= 0).all()  # came, stood still, left
-    assert (met[:, 1] > met[:, 0]).tolist() == [False, False, False, True, *[False] * 3]  # a non-blocking one: later
+    assert (met[:, 1] > met[:, 0]).tolist() == [*[False] * 3, True, False, True, False, False]  # non-blocking ones: later
     assert comm.event_log.complete
     ledger = clock.ledger
     assert ledger.comm_s > 0
