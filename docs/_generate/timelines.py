@@ -45,6 +45,7 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "post_local_sgd": {"start": 6, "steps": 4},
     "slowmo": {"steps": 4},
     "ssp": {"staleness": 1},
+    "streaming_diloco": {"steps": 4},
     "torch_hierarchical_local_sgd": {"groups": {2: 2, 4: 6}},
     "torch_local_sgd": {"period": 4},
     "torch_pipeline": {"stages": 4, "micro_batches": 6},

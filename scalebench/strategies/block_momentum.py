@@ -158,16 +158,24 @@ class DiLoCo(BlockMomentum):
         return super().traits  # when is as in local_sgd
 
     def check(self, setting: Setting) -> list[str]:
-        inner = setting.training.optimizer.name
-        found = super().check(setting)
-        if setting.workers > 1 and inner not in ("adam", "adamw"):
-            found.append(
-                f"the inner optimizer is {inner}, the paper's is adamw: say optimizer: adamw, and a "
-                "learning rate that fits it, such as lr: 1e-3"
-            )
-        return found
+        return super().check(setting) + unlike_the_papers_optimizer(setting)
 
     def outer(self, worker: Worker, mean: Tensor, anchor: Tensor, momentum: Tensor) -> None:
-        slope = anchor - mean
-        momentum.mul_(self.outer_momentum).add_(slope)
-        anchor.sub_(slope.add_(momentum, alpha=self.outer_momentum), alpha=self.outer_lr)
+        nesterov_(anchor, momentum, anchor - mean, self.outer_lr, self.outer_momentum)
+
+
+def nesterov_(weights: Tensor, momentum: Tensor, slope: Tensor, lr: float, m: float) -> None:
+    """v <- m v + g;  w <- w - lr (g + m v), in place; `slope` g is used up."""
+    momentum.mul_(m).add_(slope)
+    weights.sub_(slope.add_(momentum, alpha=m), alpha=lr)
+
+
+def unlike_the_papers_optimizer(setting: Setting) -> list[str]:
+    """Warning where the inner optimizer is not that of the papers of the DiLoCo family."""
+    inner = setting.training.optimizer.name
+    if setting.workers == 1 or inner in ("adam", "adamw", "muon"):
+        return []
+    return [
+        f"the inner optimizer is {inner}, the paper's is adamw: say optimizer: adamw, and a learning rate that fits "
+        "it, such as lr: 1e-3"
+    ]

@@ -29,6 +29,8 @@ MPI = {
     "bmuf": {"bmuf": {"steps": 4}},
     "diloco": {"diloco": {"steps": 4}},
     "easgd": {"easgd": {"steps": 4}},
+    "streaming_diloco": {"streaming_diloco": {"steps": 6, "delay": 2}},
+    "streaming_diloco-4-bits": {"streaming_diloco": {"steps": 6, "bits": 4}},
     "gossip-ring": {"gossip": {"peers": "ring"}},
     "gossip-pair": {"gossip": {"peers": "pair"}},
     "fedavg": {"fedavg": {"fraction": 0.5}},
@@ -45,6 +47,8 @@ GLOO = {
     "daso-fixed": MPI["daso-fixed"],
     "gossip-ring": MPI["gossip-ring"],
     "fedavg": MPI["fedavg"],
+    "streaming_diloco": MPI["streaming_diloco"],
+    "streaming_diloco-4-bits": MPI["streaming_diloco-4-bits"],
 }
 DDP = {
     "ddp": {"ddp": {}},
@@ -68,6 +72,7 @@ WITH_POLICIES = {
     "slowmo-policies": {"slowmo": {"steps": 5, **POLICIES}},
     "bmuf-policies": {"bmuf": {"steps": 5, "optimizer_state": "reset"}},
     "diloco-policies": {"diloco": {"steps": 5, "trailing": "leave", **POLICIES}},
+    "streaming_diloco-policies": {"streaming_diloco": {"steps": 4, "fragments": 1, "bits": 8, **POLICIES}},
     "easgd-policies": {"easgd": {"steps": 5, **POLICIES}},
     "gossip-ring-policies": {"gossip": {"every": 2, **POLICIES}},
     "gossip-pair-policies": {"gossip": {"peers": "pair", "trailing": "leave", **POLICIES}},

@@ -30,6 +30,7 @@ OPTIONS = {  # small enough to synchronise within a few steps, and to be exact
     "bmuf": {"steps": 4},
     "diloco": {"steps": 4},
     "easgd": {"steps": 4},
+    "streaming_diloco": {"steps": 4},
     "daso-heat": {"devices_per_node": 1, "warm_up_epochs": 0, "cool_down_epochs": 0},
     "daso-fixed": {"devices_per_node": 1, "global_skip": 3, "wait": 2},
     "torch_local_sgd": {"period": 4},

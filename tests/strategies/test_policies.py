@@ -39,6 +39,7 @@ ONCE = {
     "slowmo": {"steps": 10_000, "slow_momentum": 0.0},
     "bmuf": {"steps": 10_000, "block_momentum": 0.0},
     "diloco": {"steps": 10_000, "outer_momentum": 0.0, "outer_lr": 1.0},
+    "streaming_diloco": {"steps": 10_000, "fragments": 1, "outer_momentum": 0.0, "outer_lr": 1.0},
     "gossip": {"every": 10_000},
     "ad_psgd": {"every": 10_000},
 }

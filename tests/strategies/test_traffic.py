@@ -40,6 +40,8 @@ VARIANTS = {
     "ad_psgd": [{"every": 3}, {"neighbours": "ring", "trailing": "leave"}],
     "fedavg": [{"local_epochs": 2, "fraction": 0.5}],
     "easgd": [{"steps": 5}],
+    "streaming_diloco": [{"steps": 6, "fragments": 3, "bits": 4}, {"steps": 4, "fragments": 1, "delay": 2, "bits": 8},
+                         {"steps": 2, "delay": 0, "trailing": "leave"}],
 }  # fmt: skip
 DEFAULTS = {
     "daso-heat": {"devices_per_node": 1},

@@ -17,6 +17,7 @@ OPERATIONS = {
     "slowmo": ({"BlockMomentum._restart"}, {"steps": 2}),
     "bmuf": ({"BlockMomentum._restart"}, {"steps": 2}),
     "diloco": ({"BlockMomentum._restart"}, {"steps": 2}),
+    "streaming_diloco": ({"Fragment._step"}, {"steps": 2, "fragments": 1}),
     "easgd": ({"Easgd._draw", "Easgd._follow"}, {}),
     "epoch_async": ({"EpochAsync._merge"}, {}),
     "ad_psgd": ({"_meet", "AdPsgd._write"}, {}),

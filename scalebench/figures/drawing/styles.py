@@ -58,6 +58,7 @@ _PLACED = (
     *("bsp", "bsp_backup", "asp", "ssp", "dssp", "elastic_bsp"),
     *("daso-heat", "daso-fixed", "dislib-compat", "dislib-compat-async"),
     *("torch_local_sgd", "torch_hierarchical_local_sgd", "torch_post_local_sgd"),
+    "streaming_diloco",
 )
 _PLACES = len(_OTHERS) * len(_MARKERS)
 TASKS = {

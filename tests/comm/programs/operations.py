@@ -228,7 +228,14 @@ def check_operations(engine, comm, clock):
     met = np.frombuffer(comm.event_log.collectives[()]).reshape(-1, 3)
     assert len(met) == 8, met
     assert (np.diff(met, axis=1) >= 0).all()  # came, stood still, left
-    assert (met[:, 1] > met[:, 0]).tolist() == [*[False] * 3, True, False, True, False, False]  # non-blocking ones: later
+    assert (met[:, 1] > met[:, 0]).tolist() == [
+        *[False] * 3,
+        True,
+        False,
+        True,
+        False,
+        False,
+    ]  # non-blocking ones: later
     assert comm.event_log.complete
     ledger = clock.ledger
     assert ledger.comm_s > 0
