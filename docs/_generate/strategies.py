@@ -32,6 +32,7 @@ UNLIKE_SERIAL = {  # strategies whose lone worker, by default, does not end with
     "epoch_async": "`merge: half` merges it with its own past (`merge: inverse_k`: serial)",
     "fedavg": "momentum is forgotten with each round (`optimizer_state: keep` makes it serial)",
     "fedprox": "as fedavg, and it is held near where its round began (`mu: 0`: it is not)",
+    "sparse_loco": "w0 - (w0 - w) is w but for rounding (with another outer_lr than 1 not even that)",
     "streaming_diloco": "as diloco, fragment by fragment, and it keeps a share of its own weights",
     "slowmo": "the slow momentum acts on its own moves too (`slow_momentum: 0`: serial but for rounding)",
 }

@@ -44,6 +44,7 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "pipeline": {"stages": 4, "micro_batches": 6},
     "post_local_sgd": {"start": 6, "steps": 4},
     "slowmo": {"steps": 4},
+    "sparse_loco": {"steps": 4},
     "ssp": {"staleness": 1},
     "streaming_diloco": {"steps": 4},
     "torch_hierarchical_local_sgd": {"groups": {2: 2, 4: 6}},

@@ -14,6 +14,7 @@ if TYPE_CHECKING:
 _HALF_RANGE = 127  # of 8 bits with a sign
 _SMALLEST = -6  # exponent of the smallest E3M0 number beside 0; the largest is 2^0
 _SCALE_BYTES = 4  # float32
+_COVERED = 6  # standard deviations, by the bins of `by_bins`
 
 
 class RowScaled:
@@ -112,3 +113,24 @@ def unpacked_codes(together: Tensor, bits: int, n: int) -> Tensor:
         return together
     mask = 2**bits - 1
     return torch.stack([(together >> (place * bits)) & mask for place in range(each)], 1).view(-1)[:n]
+
+
+def by_bins(values: Tensor, bits: int) -> tuple[Tensor, Tensor]:
+    """Return codes (n,), uint8, of values (n,), and the table (2^bits,) of what they stand for, in float32.
+
+    2^bits bins of equal width cover 6 standard deviations s around the mean m, and beyond at both ends: code c =
+    round((x - m) 2^bits / (6 s) + 2^bits / 2), clamped. A code stands for the mean of the values that have it. The
+    quantiser of SparseLoCo, arXiv 2508.15706.
+    """
+    import torch
+
+    bins = 2**bits
+    centred = values - values.mean()
+    deviation = centred.norm() / math.sqrt(max(1, values.numel() - 1))
+    width = deviation * (_COVERED / bins)
+    width = torch.where(width > 0, width, 1.0)  # all values are equal
+    codes = (centred / width + bins // 2).round_().clamp_(0, bins - 1).nan_to_num_()
+    places = codes.to(torch.int64)
+    sums = values.new_zeros(bins).index_add_(0, places, values)
+    counts = values.new_zeros(bins).index_add_(0, places, torch.ones_like(values))
+    return codes.to(torch.uint8), (sums / counts.clamp(min=1.0)).to(torch.float32)

@@ -119,6 +119,7 @@ SYMMETRIC = st.one_of(
     options("bmuf", **ONE),
     options("diloco", **ONE),
     options("easgd", **ONE),
+    options("sparse_loco", **ONE, keep=one_of(0.2, 1.0), bits=st.just(32)),
     options(
         "streaming_diloco",
         steps=st.integers(3, 6),

@@ -40,6 +40,7 @@ ONCE = {
     "bmuf": {"steps": 10_000, "block_momentum": 0.0},
     "diloco": {"steps": 10_000, "outer_momentum": 0.0, "outer_lr": 1.0},
     "streaming_diloco": {"steps": 10_000, "fragments": 1, "outer_momentum": 0.0, "outer_lr": 1.0},
+    "sparse_loco": {"steps": 10_000, "keep": 1.0, "bits": 32},
     "gossip": {"every": 10_000},
     "ad_psgd": {"every": 10_000},
 }

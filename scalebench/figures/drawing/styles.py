@@ -59,6 +59,7 @@ _PLACED = (
     *("daso-heat", "daso-fixed", "dislib-compat", "dislib-compat-async"),
     *("torch_local_sgd", "torch_hierarchical_local_sgd", "torch_post_local_sgd"),
     "streaming_diloco",
+    "sparse_loco",
 )
 _PLACES = len(_OTHERS) * len(_MARKERS)
 TASKS = {

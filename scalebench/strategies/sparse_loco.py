@@ -1,0 +1,108 @@
+"""SparseLoCo: local steps, then the strongest entries of what was not yet sent, in two bits."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, ClassVar, Literal
+
+from pydantic import Field
+
+from scalebench.strategies.base import Setting, Synchronisation, Worker
+from scalebench.strategies.block_momentum import unlike_the_papers_optimizer
+from scalebench.strategies.local_sgd import LocalSgd
+from scalebench.strategies.registry import register
+from scalebench.strategies.replica_state import average_
+from scalebench.strategies.tiles import MOST, StrongestOfTiles
+from scalebench.strategies.traits import Traits
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+_WEIGHT_BYTES = 8  # float64, behind a message
+
+
+@register()
+class SparseLoCo(LocalSgd):
+    """After every H local steps from w0, with e_i what worker i has not sent yet:
+
+        e_i <- b e_i + (w0 - w_i);   s_i = Q(the strongest entries of e_i);   e_i <- e_i - s_i
+        w <- w0 - lr mean s_i
+
+    Sarfi et al., 2025, arXiv 2508.15706. The entries are round(keep c) of each tile of c = 64 x 64 numbers, largest in
+    magnitude; Q puts them into 2 bits, parameter by parameter (few_bits.by_bins). The old that stays in e does what an
+    outer momentum does. keep = 1 in 32 bits leaves nothing in e: `diloco` with outer_momentum 0, and with lr = 1
+    `local_sgd`, but for rounding. K k (2 + bits / 8) bytes for k entries in all, from each worker to all others.
+    Trap: the authors' code divides an entry by the number of workers that sent it, their text by all workers, as here.
+    """
+
+    keep: float = Field(0.03125, gt=0, le=1, description="share of the entries of a tile that is sent")
+    tile: int = Field(64, ge=1, le=MOST, description="longest side of a tile; places in it have 16 bits")
+    bits: Literal[32, 8, 4, 2] = Field(2, description="of an entry on the wire; 32: as the study has it")
+    decay: float = Field(0.95, ge=0, le=1, description="b: share of what was not sent that each average keeps")
+    outer_lr: float = Field(1.0, gt=0, description="lr: how far along the mean of what was sent")
+
+    name: ClassVar[str] = "sparse_loco"
+    summary: ClassVar[str] = "local steps, then the strongest entries of what was not sent yet, in 2 bits (option keep)"
+    source: ClassVar[str] = "Sarfi et al., 2025, arXiv 2508.15706"
+
+    @property
+    def traits(self) -> Traits:
+        return super().traits  # when is as in local_sgd
+
+    @property
+    def synchronisation(self) -> Synchronisation:
+        return self.averaged_every(self.steps, merge="strongest entries with error feedback")
+
+    def setup(self, worker: Worker) -> None:
+        super().setup(worker)
+        worker.state.anchor = worker.parameters.clone()
+        worker.state.unsent = Unsent(worker, self)
+
+    def synchronise(self, worker: Worker) -> None:
+        anchor, unsent = worker.state.anchor, worker.state.unsent
+        if worker.size == 1:
+            worker.clock.work(self._restart, worker, anchor - worker.parameters)
+            return
+        message = worker.clock.work(unsent.message, anchor, worker.parameters, self.weight(worker) or 1.0)
+        mean = worker.comm.allgather_combined(message, unsent.mean)
+        worker.clock.work(self._restart, worker, mean)
+        if rest := self.averaged(worker)[1:]:
+            average_(worker.comm, rest, self.weight(worker))
+        self.after_average(worker)
+
+    def _restart(self, worker: Worker, move: Tensor) -> None:
+        worker.state.anchor.sub_(move, alpha=self.outer_lr)
+        worker.parameters.copy_(worker.state.anchor)
+
+    def check(self, setting: Setting) -> list[str]:
+        return super().check(setting) + unlike_the_papers_optimizer(setting)
+
+
+class Unsent:
+    """What a worker has not sent yet."""
+
+    def __init__(self, worker: Worker, policies: SparseLoCo) -> None:
+        shapes = [tuple(each.shape) for each in worker.model.parameters() if each.requires_grad]
+        count = lambda entries: round(policies.keep * entries)  # noqa: E731
+        self._strongest = StrongestOfTiles(shapes, policies.tile, count, worker.parameters, bits=policies.bits)
+        self._decay = policies.decay
+        self.entries = worker.parameters.clone().zero_()
+
+    def message(self, anchor: Tensor, weights: Tensor, weight: float) -> Tensor:
+        """Return the message to all others, this worker's weight behind it, and keep the rest."""
+        import torch
+
+        self.entries.mul_(self._decay).add_(anchor - weights)
+        strongest = self._strongest.message(self.entries)
+        self.entries.sub_(self._strongest.vector_of(strongest))
+        behind = torch.tensor([weight], dtype=torch.float64).view(torch.uint8).to(strongest.device)
+        return torch.cat([strongest, behind])
+
+    def mean(self, messages: list[Tensor]) -> Tensor:
+        """Return the mean of what all sent, by their weights."""
+        import torch
+
+        total = torch.zeros_like(self.entries)
+        weights = [message[-_WEIGHT_BYTES:].clone().view(torch.float64).to(total.dtype) for message in messages]
+        for message, weight in zip(messages, weights, strict=True):
+            total.add_(self._strongest.vector_of(message[:-_WEIGHT_BYTES]).mul_(weight))
+        return total.div_(torch.stack(weights).sum())
