@@ -41,6 +41,7 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "hierarchical_local_sgd": {"groups": {2: 2, 4: 6}},
     "hybrid": {"tensor": 2, "micro_batches": 3},
     "local_sgd": {"steps": 4},
+    "noloco": {"steps": 4},
     "pipeline": {"stages": 4, "micro_batches": 6},
     "post_local_sgd": {"start": 6, "steps": 4},
     "slowmo": {"steps": 4},

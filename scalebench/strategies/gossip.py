@@ -69,13 +69,13 @@ class Gossip(Averaging):
             for step in (1, -1)[: worker.size - 1]:  # two workers are one another's only neighbour
                 to, source = (worker.rank + step) % worker.size, (worker.rank - step) % worker.size
                 # Even ranks send first, so that no ring of waits forms.
-                mixed.add_(_exchanged(worker, mine, to, source, worker.rank % 2 == 0))
+                mixed.add_(exchanged(worker, mine, to, source, worker.rank % 2 == 0))
                 members += 1
         else:
             partner = partner_of(worker.rank, worker.size, worker.state.draw)
             if partner == worker.rank:
                 return
-            mixed, members = mine + _exchanged(worker, mine, partner, partner, worker.rank < partner), 2
+            mixed, members = mine + exchanged(worker, mine, partner, partner, worker.rank < partner), 2
         mean = mixed.div_(members) if self.weighting == "uniform" else mixed[:-1] / mixed[-1]
         unpack_(mean, state)
         self.after_average(worker)
@@ -103,7 +103,7 @@ class Gossip(Averaging):
         return too_few_steps(setting, self.every)
 
 
-def _exchanged(worker: Worker, mine: Tensor, to: int, source: int, first: bool) -> Tensor:
+def exchanged(worker: Worker, mine: Tensor, to: int, source: int, first: bool) -> Tensor:
     """Send `mine` to `to` and return the vector of `source`; `first`: send before receiving."""
     received = mine.new_empty(mine.shape)
     if first:

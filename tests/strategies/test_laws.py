@@ -64,6 +64,7 @@ AVERAGING = st.one_of(
     options("fedprox", local_epochs=SMALL, mu=st.just(0.0), **BY),
     options("hierarchical_local_sgd", groups=one_of({1: 1, 64: 3}, {1: 2, 64: 5})),
     options("gossip", peers=one_of("ring", "pair"), every=SMALL),
+    options("noloco", steps=STEPS, gamma=one_of(None, 0.3)),
     options("streaming_diloco", steps=st.just(99), fragments=st.just(1), outer_lr=st.just(1), outer_momentum=st.just(0)),
     options("daso-fixed", devices_per_node=st.just(1), global_skip=STEPS, local_skip=SMALL, wait=st.integers(0, 3)),
     options("torch_local_sgd", period=st.integers(2, 6)),

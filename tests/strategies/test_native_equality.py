@@ -32,6 +32,7 @@ MPI = {
     "streaming_diloco": {"streaming_diloco": {"steps": 6, "delay": 2}},
     "streaming_diloco-4-bits": {"streaming_diloco": {"steps": 6, "bits": 4}},
     "sparse_loco": {"sparse_loco": {"steps": 4, "keep": 0.2, "tile": 8}},
+    "noloco": {"noloco": {"steps": 4}},
     "gossip-ring": {"gossip": {"peers": "ring"}},
     "gossip-pair": {"gossip": {"peers": "pair"}},
     "fedavg": {"fedavg": {"fraction": 0.5}},
@@ -49,6 +50,7 @@ GLOO = {
     "gossip-ring": MPI["gossip-ring"],
     "fedavg": MPI["fedavg"],
     "streaming_diloco": MPI["streaming_diloco"],
+    "noloco": MPI["noloco"],
     "sparse_loco": MPI["sparse_loco"],
     "streaming_diloco-4-bits": MPI["streaming_diloco-4-bits"],
 }
@@ -76,6 +78,7 @@ WITH_POLICIES = {
     "diloco-policies": {"diloco": {"steps": 5, "trailing": "leave", **POLICIES}},
     "streaming_diloco-policies": {"streaming_diloco": {"steps": 4, "fragments": 1, "bits": 8, **POLICIES}},
     "sparse_loco-policies": {"sparse_loco": {"steps": 5, "keep": 0.3, "bits": 32, **POLICIES}},
+    "noloco-policies": {"noloco": {"steps": 5, "trailing": "leave", **POLICIES}},
     "easgd-policies": {"easgd": {"steps": 5, **POLICIES}},
     "gossip-ring-policies": {"gossip": {"every": 2, **POLICIES}},
     "gossip-pair-policies": {"gossip": {"peers": "pair", "trailing": "leave", **POLICIES}},

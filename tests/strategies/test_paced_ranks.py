@@ -31,6 +31,7 @@ OPTIONS = {  # small enough to synchronise within a few steps, and to be exact
     "diloco": {"steps": 4},
     "easgd": {"steps": 4},
     "streaming_diloco": {"steps": 4},
+    "noloco": {"steps": 4},
     "sparse_loco": {"steps": 4, "keep": 0.2, "tile": 8},
     "daso-heat": {"devices_per_node": 1, "warm_up_epochs": 0, "cool_down_epochs": 0},
     "daso-fixed": {"devices_per_node": 1, "global_skip": 3, "wait": 2},

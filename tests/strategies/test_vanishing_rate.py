@@ -14,7 +14,7 @@ STATED = {
     "daso-heat": {"devices_per_node": 1},
     "daso-fixed": {"devices_per_node": 1},
     "torch_hierarchical_local_sgd": {"groups": {2: 2, 4: 6}},
-    **{name: {"steps": 2} for name in ("slowmo", "bmuf", "diloco", "easgd", "local_sgd", "sparse_loco")},
+    **{name: {"steps": 2} for name in ("slowmo", "bmuf", "diloco", "easgd", "local_sgd", "noloco", "sparse_loco")},
     "streaming_diloco": {"steps": 2, "delay": 0},
 }
 

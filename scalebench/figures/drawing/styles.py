@@ -60,6 +60,7 @@ _PLACED = (
     *("torch_local_sgd", "torch_hierarchical_local_sgd", "torch_post_local_sgd"),
     "streaming_diloco",
     "sparse_loco",
+    "noloco",
 )
 _PLACES = len(_OTHERS) * len(_MARKERS)
 TASKS = {
