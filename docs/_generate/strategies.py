@@ -25,6 +25,7 @@ DOCS = Path(__file__).parents[1]
 COUNTS, CLUSTER = (2, 4, 16, 64), "juwels-booster"
 UNLIKE_SERIAL = {  # strategies whose lone worker, by default, does not end with the weights of serial
     "bmuf": "mu is 0 then, and w0 + (w - w0) is w but for rounding",
+    "demo": "it takes the sign of its own strongest cosines",
     "diloco": "the outer Nesterov step acts on its own moves too",
     "dislib-compat": "momentum is lost at every block, and the tail of a block is left out",
     "dislib-compat-async": "as dislib-compat, and it merges with its own past by halves",

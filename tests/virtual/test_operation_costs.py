@@ -20,6 +20,7 @@ OPERATIONS = {
     "streaming_diloco": ({"Fragment._step"}, {"steps": 2, "fragments": 1}),
     "sparse_loco": ({"Unsent.message", "Unsent.mean", "SparseLoCo._restart"}, {"steps": 2}),
     "noloco": ({"NoLoCo._step"}, {"steps": 2}),
+    "demo": ({"Cosines.message", "Cosines.sign"}, {}),
     "easgd": ({"Easgd._draw", "Easgd._follow"}, {}),
     "epoch_async": ({"EpochAsync._merge"}, {}),
     "ad_psgd": ({"_meet", "AdPsgd._write"}, {}),

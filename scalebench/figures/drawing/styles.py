@@ -61,6 +61,7 @@ _PLACED = (
     "streaming_diloco",
     "sparse_loco",
     "noloco",
+    "demo",
 )
 _PLACES = len(_OTHERS) * len(_MARKERS)
 TASKS = {
