@@ -65,6 +65,7 @@ AVERAGING = st.one_of(
     options("hierarchical_local_sgd", groups=one_of({1: 1, 64: 3}, {1: 2, 64: 5})),
     options("gossip", peers=one_of("ring", "pair"), every=SMALL),
     options("noloco", steps=STEPS, gamma=one_of(None, 0.3)),
+    options("sparta", share=one_of(0.1, 1.0), **BY),
     options("streaming_diloco", steps=st.just(99), fragments=st.just(1), outer_lr=st.just(1), outer_momentum=st.just(0)),
     options("daso-fixed", devices_per_node=st.just(1), global_skip=STEPS, local_skip=SMALL, wait=st.integers(0, 3)),
     options("torch_local_sgd", period=st.integers(2, 6)),
@@ -120,6 +121,7 @@ SYMMETRIC = st.one_of(
     options("bmuf", **ONE),
     options("diloco", **ONE),
     options("easgd", **ONE),
+    options("sparta", share=one_of(0.1, 1.0), **BY),
     options("sparse_loco", **ONE, keep=one_of(0.2, 1.0), bits=st.just(32)),
     options(
         "streaming_diloco",
@@ -187,6 +189,7 @@ ALONE = st.one_of(
     options("torch_hierarchical_local_sgd", groups=one_of({2: 2, 4: 6}, {64: 3})),
     options("fedavg", local_epochs=SMALL, optimizer_state=one_of("keep", "average"), weighting=BY["weighting"]),
     options("fedprox", local_epochs=SMALL, mu=st.just(0.0), optimizer_state=st.just("keep")),
+    options("sparta", share=one_of(0.1, 1.0)),
     options("epoch_async", every=SMALL, merge=st.just("inverse_k"), **BY_KEPT),
 )
 RHYTHMS = st.fixed_dictionaries(

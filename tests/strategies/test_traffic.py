@@ -43,6 +43,7 @@ VARIANTS = {
     "sparse_loco": [{"steps": 5, "bits": 32, "keep": 0.5}, {"steps": 4, "bits": 4, "tile": 4, "first": 2}],
     "noloco": [{"steps": 5}, {"steps": 4, "first": 3, "trailing": "leave"}],
     "demo": [{"k": 2, "tile": 6}, {"accumulate": 2}],
+    "sparta": [{"share": 0.2, "trailing": "leave"}],
     "streaming_diloco": [{"steps": 6, "fragments": 3, "bits": 4}, {"steps": 4, "fragments": 1, "delay": 2, "bits": 8},
                          {"steps": 2, "delay": 0, "trailing": "leave"}],
 }  # fmt: skip

@@ -21,6 +21,7 @@ OPERATIONS = {
     "sparse_loco": ({"Unsent.message", "Unsent.mean", "SparseLoCo._restart"}, {"steps": 2}),
     "noloco": ({"NoLoCo._step"}, {"steps": 2}),
     "demo": ({"Cosines.message", "Cosines.sign"}, {}),
+    "sparta": ({"Sparta._draw", "Tensor.index_select", "Sparta._put_back"}, {}),
     "easgd": ({"Easgd._draw", "Easgd._follow"}, {}),
     "epoch_async": ({"EpochAsync._merge"}, {}),
     "ad_psgd": ({"_meet", "AdPsgd._write"}, {}),

@@ -62,6 +62,7 @@ _PLACED = (
     "sparse_loco",
     "noloco",
     "demo",
+    "sparta",
 )
 _PLACES = len(_OTHERS) * len(_MARKERS)
 TASKS = {
