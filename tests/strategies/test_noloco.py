@@ -29,7 +29,7 @@ def test_pairs_take_the_papers_outer_step(trained, arrays, gamma):
     outcome, weights, _ = trained({"noloco": {"steps": 4, "gamma": gamma}})
     replicas = Replicas(arrays, weights["initial"])
     slow, move = replicas.w.copy(), np.zeros_like(replicas.w)
-    draw = random.Random(3)  # the run's seed
+    draw = random.Random(3)
     for t in range(STEPS):
         replicas.step(t)
         if t + 1 not in intervals(4):

@@ -75,8 +75,9 @@ def test_runs_count_what_their_program_records(play, recorded, name, options, wo
     strategy = registry.create(name, options, "virtual")
     if max(strategy.model_dump().get("devices_per_node") or 1, strategy.model_dump().get("subgroup") or 1) >= workers:
         pytest.skip("not applicable: the node, or the subgroup, would hold all workers")
-    if workers % 2 and refusal(strategy, workers):
-        pytest.skip("not applicable: nodes and groups of two cannot be filled")
+    parts = strategy.traits.pipeline * strategy.traits.tensor
+    if (workers % 2 or workers % parts) and refusal(strategy, workers):
+        pytest.skip("not applicable: nodes and groups of two, or replicas of several workers, cannot be filled")
     workers = workers if strategy.requires else 1
     values = {"epochs": EPOCHS, "model": {"mlp": {"hidden": [12, 12]}}, "batch_per_worker": 4}
     values["optimizer"] = {"sgd": {"momentum": 0.9}}
