@@ -25,7 +25,7 @@ class DeMo(GradientAveraging):
         w <- w - eta sign(C^-1 q),   an entry of q: the mean of q_i over the workers that sent it
 
     Peng, Quesnelle and Kingma, 2024, arXiv 2411.19870; constants, and the mean over those that sent, as in its code
-    (bloc97/DeMo, demo.py). A tile has as sides the largest divisors of a matrix's that are at most 64; a parameter with
+    (bloc97/DeMo). A tile has as sides the largest divisors of a matrix's that are at most 64; a parameter with
     more axes is a matrix, its first by all others, which their code refuses. The sign is handed to the study's
     optimizer as the gradient: plain SGD takes the paper's step, with weight decay as theirs. A lone worker sends
     nothing, and takes the same step. k (2 + element size) bytes a tile, from each worker to all others.

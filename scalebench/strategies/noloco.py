@@ -28,7 +28,7 @@ class NoLoCo(LocalSgd):
         D_i <- m D_i + lr mean (w - a) + gamma (mean a - a_i);   a_i <- a_i + D_i;   w_i <- a_i
 
     Kolehmainen et al., 2025, arXiv 2506.10911; the signs and gamma = lr are those of its authors' code (jkolehm/noloco,
-    sparse_optimizer_c.py), lr = 0.7 and m = 0.5 of its runs. The term with gamma draws slow weights together, which
+    sparse_optimizer_c), lr = 0.7 and m = 0.5 of its runs. The term with gamma draws slow weights together, which
     differ from worker to worker. Partners are a round of a round-robin tournament, drawn from the study's seed, as in
     `gossip`: a worker waits for its partner and for no other; with an odd number one has itself as partner. With two
     workers it is `bmuf` with block_momentum m and block_lr lr, as a is then common.

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 class Sparta(Averaging):
     """After each local step  w_i[j] <- mean_i w_i[j]  for ceil(share n) of the n weights, drawn anew.
 
-    EXO Labs, 2025 (exo-explore/gym, strategy/sparta.py): sparse parameter averaging. All workers draw the same weights,
+    EXO Labs, 2025 (exo-explore/gym): sparse parameter averaging. All workers draw the same weights,
     from the study's seed, so that their places do not travel. Here each draw is independent, and one of two equal
     draws is lost (their code draws each weight with probability `share`): s of n stands for 1 - (1 - 1/n)^(s n) of
     them, 0.995 of s at s = 0.01. share n numbers a step, in one allreduce. Buffers, and optimizer state where it is

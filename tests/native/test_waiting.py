@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from scalebench.comm.base import BETWEEN_STAGES
+from scalebench.comm.base import ACTIVATIONS
 from scalebench.comm.counters import EventLog
 from scalebench.native.laps import parted
 from scalebench.native.waiting import bubbles, by_epoch, waits
@@ -55,7 +55,7 @@ def test_group_waits_for_its_own_members():
 
 def test_bubble_of_a_stage_is_its_waiting_for_others_alone():
     before, after = EventLog(), EventLog()
-    between, other = ((), 0, 1, BETWEEN_STAGES), ((), 0, 1, 0)
+    between, other = ((), 0, 1, ACTIVATIONS), ((), 0, 1, 0)
     for mail, sent, received in ((between, (2, 2.1), (1, 4)), (other, (6, 6.1), (5, 7))):
         before.sent[mail].extend(numbers(sent))
         after.received[mail].extend(numbers(received))
