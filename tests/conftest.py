@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import sys
-from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from copy import deepcopy
 from functools import cache
@@ -49,12 +48,6 @@ RANKS = {
     "test_parts_of_models.py", "test_real_ranks.py", "test_slow_workers.py", "test_spread.py", "test_trace.py",
 }  # fmt: skip
 
-# Those of them whose tests wait for most of their time.
-WAITING = {"faults", "hosts", "tasks"}
-
-# What takes longest of all that runs together, in the order in which it is begun.
-LONGEST = ("ranks", "waiting", "tests/papers/test_smoke.py", "tests/figures/test_many_series.py")
-
 # Those whose tests draw, pack, train or judge whole studies, some tenths of a second or more each.
 STUDIES = {
     "artifact", "export", "figures", "laws", "validation",
@@ -86,45 +79,27 @@ def _is_in(places: set[str], nodeid: str) -> bool:
     return not places.isdisjoint(nodeid.partition("::")[0].split("/"))
 
 
-def _together(nodeid: str) -> str:
-    """Return what a test shares a process with: one of the chains of those that start ranks, or the tests of its file.
-
-    Tests of a file share fixtures. Ranks that compute are in one chain, so that two launches do not share the cores;
-    those of `WAITING` mostly wait, for Slurm, a time limit or a row.
-    """
-    if _is_in(WAITING, nodeid):
-        return "waiting"
-    return "ranks" if _is_in(RANKS, nodeid) else nodeid.partition("::")[0]
-
-
 @pytest.hookimpl(tryfirst=True)
-def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Mark tests as slow that start ranks or take a second, so that `tox run -e fast` leaves them out.
-
-    In a process of pytest-xdist, put first what takes longest together, so that no process is left alone with it.
-    """
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Mark tests as slow that start ranks or take a second, so that `tox run -e fast` leaves them out."""
     for item in items:
         if _is_in(RANKS | STUDIES, item.nodeid):
             item.add_marker(pytest.mark.slow)
-    if hasattr(config, "workerinput"):
-        together = [_together(item.nodeid) for item in items]
-        tests = Counter(together)
-        first = {name: place for place, name in enumerate(LONGEST)}
-        order = {name: (first.get(name, len(first)), -tests[name], name) for name in tests}
-        items.sort(key=lambda item: order[_together(item.nodeid)])
 
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
-    """With pytest-xdist, give each process that is free all tests that run together, in the order of collection."""
+    """With pytest-xdist, run all tests that start ranks one after another in one process, from the first moment on.
+
+    Two of them never share the cores. Tests of one other file stay in one process too, as they share fixtures.
+    """
     from xdist.scheduler import LoadScopeScheduling
 
-    class Together(LoadScopeScheduling):
+    class RanksTogether(LoadScopeScheduling):
         def _split_scope(self, nodeid: str) -> str:
-            return _together(nodeid)
+            return "ranks" if _is_in(RANKS, nodeid) else nodeid.partition("::")[0]
 
-    config.option.loadscopereorder = False
-    return Together(config, log)
+    return RanksTogether(config, log)
 
 
 @pytest.fixture(scope="session", autouse=True)
