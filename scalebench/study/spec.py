@@ -129,9 +129,9 @@ class Training(StrictModel):
     model: Component = Component(name="mlp", options={"hidden": [128]})
     model_sha256: Sha256 | None = Field(None, description="of your own model's file; filled in when the study begins")
     dtype: Literal["float32", "float64", "bfloat16"] = "float32"
-    epochs: PositiveInt = 6
+    epochs: PositiveInt = 4
     optimizer: Component = Component(name="sgd", options={"momentum": 0.9})
-    lr: PositiveFloat = 0.03  # best for serial in the default study (docs/models.md)
+    lr: PositiveFloat = 0.06  # best for serial in the default study (docs/models.md)
     lr_policy: Literal["constant", "linear", "cosine", "step", "optimizer_steps"] = "constant"
     lr_warmup_epochs: NonNegativeInt = 0
     lr_decay: float = Field(
@@ -168,7 +168,7 @@ class Training(StrictModel):
         if self.batch_per_worker is not None and self.batch_global is not None:
             raise ValueError("give batch_per_worker or batch_global, not both")
         if self.batch_per_worker is None and self.batch_global is None:
-            object.__setattr__(self, "batch_per_worker", 8)
+            object.__setattr__(self, "batch_per_worker", 16)
         return self
 
     @model_validator(mode="after")

@@ -85,7 +85,7 @@ def test_options_have_type_default_and_range() -> None:
 
 def test_options_and_flags_change_the_traffic() -> None:
     said = explain("allreduce", "--set", "compression=fp16", "--workers", "1,4", "--dataset", "wine", "--set", "seed=3")
-    steps = -(-142 // 4 // 8)  # 142 of 178 wines are trained on, by batches of 8
+    steps = -(-142 // 4 // 16)  # 142 of 178 wines are trained on, by batches of 16
     parameters = 13 * 128 + 128 + 128 * 3 + 3
     numbers = [line.split() for line in said.splitlines() if line.lstrip().startswith(("1 ", "4 "))]
     assert [row[3] for row in numbers] == ["0", f"{2 * parameters * steps:,}"]

@@ -36,9 +36,9 @@ def test_plan_measures_times_in_real_runs_and_calibrations(keys, measures):
 def test_batch_is_global_where_replicas_have_several_workers():
     study = {**VIRTUAL, "workers": "1,2,4", "strategies": ["serial", "pipeline"], "device_step_time": 0.01}
     plan = plan_study(load_study(None, study, []))
-    assert (plan.study.batch_per_worker, plan.study.batch_global) == (None, 32)
-    assert {run.batch_global for run in plan.sweep.runs} == {32}
-    assert any("batch_policy is global, 32 samples" in note for note in plan.notes)
+    assert (plan.study.batch_per_worker, plan.study.batch_global) == (None, 64)
+    assert {run.batch_global for run in plan.sweep.runs} == {64}
+    assert any("batch_policy is global, 64 samples" in note for note in plan.notes)
     stated = plan_study(load_study(None, {**study, "batch_per_worker": 8}, []))
     assert stated.study.batch_per_worker == 8
     assert any("state batch_global" in note for note in stated.notes)

@@ -41,7 +41,7 @@ def test_component_prints_sorted_options() -> None:
 def test_the_default_study() -> None:
     study = Study()
     assert (str(study.dataset), str(study.model)) == ("digits_shifted", "mlp(hidden=[128])")
-    assert (study.batch_per_worker, study.epochs, study.lr, study.repetitions) == (8, 6, 0.03, 3)
+    assert (study.batch_per_worker, study.epochs, study.lr, study.repetitions) == (16, 4, 0.06, 3)
     assert str(study.optimizer) == "sgd(momentum=0.9)"
     names = ["serial", "allreduce", "horovod", "ddp", "epoch_average", "epoch_async"]
     assert [component.name for component in study.strategies] == names
