@@ -24,7 +24,7 @@ from scalebench.comm.control import Control
 from scalebench.comm.launchers.choice import named
 from scalebench.comm.mpi_match import apart
 from scalebench.errors import RunError, in_one_line
-from scalebench.native.heartbeat import Heartbeat, Phase
+from scalebench.native.heartbeat import Heartbeat, Phase, is_stopped
 from scalebench.native.job import REFUSED, Death, Job, JsonLines, server_ranks
 from scalebench.native.nodes import keep_nodes
 from scalebench.native.rendezvous import meet
@@ -96,8 +96,14 @@ def _serve(job: Job, world: Control, heart: Heartbeat) -> None:
 
 
 def _leave(heart: Heartbeat) -> None:
-    """Say that only MPI's own end is left, and bound it: it waits for the daemon, which may be stopped."""
+    """Say that only MPI's own end is left, and bound it: it waits for the daemon, which may be stopped.
+
+    In MPI's end no thread of Python runs, so that a daemon that is stopped before is waited for here: the heartbeat's
+    thread ends both once the launch is over.
+    """
     heart.enter(Phase.LEAVING)
+    while is_stopped(os.getppid()):
+        time.sleep(_NAP)
     signal.signal(signal.SIGALRM, signal.SIG_DFL)
     signal.alarm(_LEAVING_S)
 

@@ -1,5 +1,6 @@
 import os
 import platform
+import signal
 import subprocess
 import sys
 import time
@@ -273,3 +274,45 @@ def test_ranks_of_other_hosts_are_named_with_host_and_not_killed(four, monkeypat
     hearts[2].wait_for(1)
     pulse.feel()
     assert pulse.unconnected(3) == f"rank 2 on {here} waited for rank 1 on {here}"
+
+
+RANK = """
+import atexit, sys
+from pathlib import Path
+from scalebench.native import heartbeat, rank
+heartbeat._LOOK_S = 0.02
+heart = heartbeat.Heartbeat(Path(sys.argv[1]), 0)
+heart.watch()
+print("up", flush=True)
+sys.stdin.readline()
+rank._leave(heart)
+print("left", flush=True)
+"""
+DAEMON = "import subprocess, sys; sys.exit(subprocess.run([sys.executable, '-c', *sys.argv[1:]]).returncode)"
+
+
+def test_rank_that_leaves_ends_with_its_stopped_daemon_once_the_launch_is_over(tmp_path):
+    path = tmp_path / "heartbeats"
+    create_heartbeats(path, 1)
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
+    with subprocess.Popen([sys.executable, "-c", DAEMON, RANK, str(path)], **pipes) as daemon:
+        assert daemon.stdout.readline() == "up\n"
+        daemon.send_signal(signal.SIGSTOP)
+        daemon.stdin.write("leave\n")
+        daemon.stdin.flush()
+        deadline = time.monotonic() + 30
+        while read_heartbeats(path)[0].phase is not Phase.LEAVING:
+            assert time.monotonic() < deadline
+            time.sleep(0.01)
+        assert daemon.poll() is None  # it waits, as long as the launch may go on
+        mark_over(path)
+        assert daemon.wait(30) == -signal.SIGKILL
+        assert daemon.stdout.read() == ""  # the rank has ended too, and did not go on
+
+
+def test_rank_leaves_where_its_daemon_runs(tmp_path):
+    path = tmp_path / "heartbeats"
+    create_heartbeats(path, 1)
+    command = [sys.executable, "-c", DAEMON, RANK, str(path)]
+    done = subprocess.run(command, input="leave\n", capture_output=True, text=True, timeout=60)
+    assert done.stdout == "up\nleft\n"
