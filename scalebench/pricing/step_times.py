@@ -130,12 +130,17 @@ class StepTimes:
         return float(self.seconds(task, np.array(samples)))
 
     def seconds(self, task: int, samples: NDArray[np.int64]) -> NDArray[np.float64]:
-        """Return seconds of `task` on batches of `samples`, linear between the measured sizes, proportional beyond."""
+        """Return seconds of `task` on batches of `samples`, linear between the measured sizes, proportional beyond.
+
+        An update does not depend on the batch: it takes what it takes after the smallest.
+        """
         if task == Task.SHUFFLE:
             return np.asarray(self.table.shuffle_s_per_sample * samples, dtype=np.float64)
         if task not in STEP_TASKS:
             return np.zeros(samples.shape)
         column = self._seconds[:, STEP_TASKS.index(Task(task))]
+        if task == Task.UPDATE:
+            return np.full(samples.shape, column[0])
         beyond = np.maximum(1.0, samples / float(self._sizes[-1]))
         return np.asarray(np.interp(samples, self._sizes, column) * beyond)
 

@@ -18,7 +18,7 @@ import pytest
 from scalebench.cli.main import command_of, main
 from scalebench.cli.run_common import run_plan
 from scalebench.comm import engines
-from scalebench.launch.stopping_rule import Tally
+from scalebench.launch.reporting import Tally
 from scalebench.launch.study_run import _jobs
 from scalebench.pricing.calibration_file import Calibration
 from scalebench.system import processors
@@ -236,7 +236,7 @@ def test_dry_run_prints_the_plan_and_runs_nothing(scalebench, tmp_path):
     assert done.returncode == 0, done.stderr
     assert "steps per epoch" in done.stdout
     assert "core-hours" in done.stdout
-    assert "model mlp(hidden=[128]) in float32, data wine, 6 epochs, sgd(momentum=0.9) at lr 0.03" in done.stdout
+    assert "model mlp(hidden=[128]) in float32, data wine, 4 epochs, sgd(momentum=0.9) at lr 0.06" in done.stdout
     rows = {line.split()[0]: line.split()[1:] for line in done.stdout.splitlines()[1:10]}
     columns = rows["workers"][rows["workers"].index("1") :]
     assert columns == ["1", "2", "4"]
@@ -334,7 +334,7 @@ def test_same_command_resumes_and_changed_study_is_refused(scalebench, tmp_path)
     assert (tmp_path / "results" / "mine" / "runs.csv").read_text() == before
     other = scalebench(*arguments, "--lr", "0.5")
     assert other.returncode == 2
-    assert "lr was 0.03, is 0.5" in other.stderr
+    assert "lr was 0.06, is 0.5" in other.stderr
     more = scalebench(*arguments[:4], "--repetitions", "2", *arguments[6:])
     assert more.returncode == 0
     assert "1 run completed, 1 were there before" in more.stdout

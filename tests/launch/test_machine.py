@@ -113,7 +113,8 @@ def test_unfit_calibration_is_refused_before_writing(scalebench, tmp_path, flags
 
 
 def test_strategy_operations_are_measured_once_and_kept(scalebench):
-    words = (*RUN[:7], "--jobs", "1", "--repetitions", "1", "--workers", "1,2", "--strategy", "adasum")
+    few = ("--jobs", "1", "--repetitions", "1", "--workers", "1,2", "--batch-per-worker", "8")
+    words = (*RUN[:7], *few, "--strategy", "adasum")
     scalebench(*words, "--name", "mine")
     path = Path("results/mine/calibration.json")
     first = read_calibration(path).operations

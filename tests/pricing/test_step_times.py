@@ -54,3 +54,8 @@ def test_times_are_interpolated_between_batches_and_proportional_beyond():
     assert times.task_seconds(Task.BACKWARD, 1) == pytest.approx(1e-3)
     assert times.task_seconds(Task.SHUFFLE, 1000) == pytest.approx(1e-3)
     assert times.task_seconds(Task.OTHER, 1) == 0.0
+
+
+@pytest.mark.parametrize("samples", [0, 1, 6, 8, 16])
+def test_an_update_does_not_depend_on_the_batch(samples):
+    assert StepTimes(table(blocks=(1e-3,))).task_seconds(Task.UPDATE, samples) == pytest.approx(1e-3)
