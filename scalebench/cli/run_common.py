@@ -17,7 +17,7 @@ from scalebench.formatting import counted
 
 if TYPE_CHECKING:
     from scalebench.launch.planning import StudyPlan
-    from scalebench.launch.stopping_rule import Tally
+    from scalebench.launch.reporting import Tally
 
 RUNS_LEFT = 3  # exit code
 

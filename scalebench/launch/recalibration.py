@@ -26,7 +26,7 @@ from scalebench.analysis.loading import Results, load
 from scalebench.errors import ResultsError, writing
 from scalebench.launch.machine import machine_for
 from scalebench.launch.planning import StudyPlan
-from scalebench.launch.stopping_rule import Reporter
+from scalebench.launch.reporting import Reporter
 from scalebench.launch.study_run import StudyRun
 from scalebench.launch.tuning import with_chosen
 from scalebench.pricing.calibration_file import read_calibration

@@ -14,15 +14,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Container, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
-from pathlib import Path
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 from scalebench.launch.sweep import Sweep
 from scalebench.records.progress import group_of
 from scalebench.study.choices import BASELINES
 from scalebench.study.spec import Run, Until
-from scalebench.training.outcome import Outcome
 
 
 class SweepPoint(NamedTuple):
@@ -168,46 +165,3 @@ def relative_width(seconds: Sequence[float], until: Until) -> float:
 
     level = intervals.level_when_stopped(len(seconds), until.at_least, until.at_most)
     return float(intervals.relative_width([math.log(second) for second in seconds], level))
-
-
-class Reporter(Protocol):
-    """Receives the events of a study that runs, such as a progress bar."""
-
-    def note(self, text: str) -> None:
-        """Receive a fact that the user should know, or a `Detail`."""
-
-    def phase(self, name: str, runs: int) -> None:
-        """Begin a group of `runs` runs, or a preparation (0)."""
-
-    def started(self, run: Run) -> None: ...
-
-    def ended(self, run: Run, outcome: Outcome) -> None: ...
-
-    def simulated(self, folder: Path) -> None:
-        """Learn that the virtual runs in `folder` have been made, and real ones follow."""
-
-
-@dataclass
-class Tally:
-    """Counts of a study's runs, and of trials with a result.
-
-    `interrupted` is the signal that ended the command early, `why_left` any other reason for which runs remain.
-    """
-
-    folder: Path
-    done_before: int = 0
-    completed: int = 0
-    trials: int = 0
-    failed: list[tuple[Run, Outcome]] = field(default_factory=list)
-    remaining: int = 0
-    interrupted: int | None = None
-    why_left: str = ""
-
-    def count(self, run: Run, outcome: Outcome) -> None:
-        """Add a run that ended."""
-        if outcome.failed(run):
-            self.failed.append((run, outcome))
-        elif run.trial is not None:
-            self.trials += 1
-        else:
-            self.completed += 1

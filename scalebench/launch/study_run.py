@@ -6,13 +6,15 @@ past it no further one begins, and the same command goes on with those that are 
 
 from __future__ import annotations
 
+import math
 import os
 import shutil
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -26,14 +28,13 @@ from scalebench.launch.machine import check_calibration, check_kept_calibration,
 from scalebench.launch.model_check import look_at_model
 from scalebench.launch.planning import StudyPlan
 from scalebench.launch.real_runs import RealRuns
-from scalebench.launch.stopping_rule import Reporter, StoppingRule, Tally
-from scalebench.launch.sweep import Detail, Sweep, is_oversubscribed, is_simulated
+from scalebench.launch.reporting import Reporter, Tally
+from scalebench.launch.sweep import Detail, is_oversubscribed, is_simulated
 from scalebench.launch.traffic import TrafficCheck
-from scalebench.launch.tuning import with_chosen
+from scalebench.launch.work import Ended, Stage, Work, WorkQueue
 from scalebench.native.job import HEARTBEATS
 from scalebench.pricing.calibration_file import save_text
 from scalebench.pricing.charges import carrier
-from scalebench.pricing.machine import Machine
 from scalebench.records.attempts import Attempts
 from scalebench.records.folder import CALIBRATION, EPOCHS, PLANNED, RUNS, STUDY, require_writable
 from scalebench.records.lock import FILE, LockedError, folder_lock, owner_of
@@ -88,17 +89,17 @@ def run_study(
             set_aside = [f"what a command that was killed left half-written is now in {p}" for p in store.set_aside]
             if names := store.without_epochs:
                 set_aside.append(f"{lost_epochs(names)}: they are run again")
-            background = _background_notes(busy) if plan.measures and study_run.left() else []
+            background = _background_notes(busy) if plan.measures and study_run.queue.left() else []
             for note in [*set_aside, *background, *plan.notes]:  # the gravest first
                 reporter.note(note)
             if not only_failed:
                 study_run.keep_plan()
-            if study_run.left():
+            if study_run.queue.left():
                 study_run.execute(jobs or _jobs(busy))
-            for note in study_run.rule.too_wide():
+            for note in study_run.queue.too_wide():
                 reporter.note(note)
             study_run.tally.interrupted = interruption.signum
-            study_run.tally.remaining = len(study_run.left())
+            study_run.tally.remaining = len(study_run.queue.left())
             return study_run.tally
 
 
@@ -138,24 +139,20 @@ def standing(plan: StudyPlan, folder: Path) -> Standing:
             key = attempts.run_id[place], attempts.config_hash[place]
             del completed[key], tried[key]
             without_epochs.append(attempts.run_id[place])
-    trials = StoppingRule.of_sweep(Sweep(plan.trials), None, tried)
-    if plan.trials and not trials.left():
-        plan = with_chosen(plan, read_trials(folder))
-    rule = StoppingRule.of_sweep(plan.sweep, plan.study.until, completed)
-    left = [*trials.left(), *rule.left()]
+    queue = WorkQueue(plan, Ended(completed, tried, partial(read_trials, folder)))
+    left = queue.left()
     charged = any(is_simulated(run_id) for run_id, _ in tried)
     if charged and any(run.is_virtual for run in left):
-        check_kept_calibration(plan, folder)
+        check_kept_calibration(queue.plan, folder)
     ids = {run.run_id for run in left}
-    done = [run for run in (*trials.planned(), *rule.planned()) if run.run_id not in ids]
-    return Standing(plan, left, done, rule.most_to_come(), without_epochs)
+    done = [run for run in queue.planned() if run.run_id not in ids]
+    return Standing(queue.plan, left, done, queue.most_to_come(), without_epochs)
 
 
 class StudyRun:
     """The runs of a study that one command makes: in which order, their rows, and their tally.
 
-    `trials` of tuning come first; once all have ended, the runs get the values of the best ones. `rule` holds the runs.
-    Warm-up runs get rows too, but are not counted.
+    `queue` says what is next. Warm-up runs get rows too, but are not counted.
     """
 
     def __init__(
@@ -168,51 +165,63 @@ class StudyRun:
         fail_fast: bool = False,
         only_failed: bool = False,
     ) -> None:
-        self.plan, self.folder = plan, store.folder
+        self.folder = store.folder
         self._store, self._reporter, self._interruption = store, reporter, interruption
         self._fail_fast, self._only_failed = fail_fast, only_failed
-        self.trials = StoppingRule.of_sweep(Sweep(plan.trials), None, store.tried)
-        self.rule = self._take_over()
-        self.tally = Tally(self.folder, done_before=len(self._planned()) - len(self.left()))
+        read = partial(read_trials, store.folder)
+        self.queue = WorkQueue(plan, Ended(store.completed, store.tried, read, store.numbered))
+        self.tally = Tally(self.folder, done_before=len(self.queue.planned()) - len(self.queue.left()))
         if only_failed:
-            self.trials, self.rule = (rule.of(store.failed) for rule in (self.trials, self.rule))
+            self.queue.only(store.failed)
         self._calibration = ""  # content of calibration.json
         self._provenance: dict[str, Any] = {}
         self._started_utc: dict[str, str] = {}
         self._provenance_of: dict[tuple[str, ...], str] = {}  # hashes of other nodes -> name of their provenance
         self._traffic = TrafficCheck(plan)
+        self._real_until = math.inf
 
-    def left(self) -> list[Run]:
-        """The trials and runs that have not ended."""
-        return [*self.trials.left(), *self.rule.left()]
-
-    def _planned(self) -> list[Run]:
-        return [*self.trials.planned(), *self.rule.planned()]
-
-    def _take_over(self) -> StoppingRule:
-        """Give the runs the values of the best trials, if all trials have ended, and their place after earlier rows."""
-        if self.plan.trials and not self.trials.left():
-            self.plan = with_chosen(self.plan, read_trials(self.folder))
-        self.plan = replace(self.plan, sweep=self.plan.sweep.continued(self._store.numbered))
-        return StoppingRule.of_sweep(self.plan.sweep, self.plan.study.until, self._store.completed)
+    @property
+    def plan(self) -> StudyPlan:
+        """The plan of the study, with the values that tuning chose."""
+        return self.queue.plan
 
     def execute(self, jobs: int) -> None:
         """Make the runs that are left, `jobs` virtual ones at a time, until all have ended or a signal asks to stop."""
         self.collect_provenance()
         with suppress(AbandonedError):
-            charged = any(is_simulated(run_id) for run_id, _ in self._store.tried)
-            machine = self._machine(charged=charged)
+            simulators = self._simulators()
             if (self.folder / CALIBRATION).is_file():
                 self._calibration = read_text(self.folder / CALIBRATION)
             with self._interruption.runs_under_way():
-                if machine is not None:
-                    if self.trials.left() and not self._tune(machine, jobs):
-                        return
-                    simulator = Simulator(machine, self.plan.prepared.folders, self.folder / "weights", self._fail_fast)
-                    self._simulate(lambda: self._left(virtual=True), simulator, jobs)
-                    if self._left(virtual=False) and not self._stopping():
-                        self._reporter.simulated(self.folder)
-                self._make_real()
+                stage: Stage | None = None
+                while (work := self.queue.next()) and not self._is_over():
+                    if work.stage is not stage:
+                        self._begin(work, after=stage)
+                        stage = work.stage
+                    self._announce(work.runs)
+                    if simulator := simulators.get(work.stage):
+                        run_virtual(
+                            work.runs,
+                            simulator,
+                            jobs=jobs,
+                            on_start=self.started,
+                            on_outcome=self.ended,
+                            stopping=self._stopping,
+                        )
+                    else:
+                        self._launch(work.runs)
+                if work is not None and not self._stopping():
+                    budget = seconds(self.plan.native_budget_s)
+                    self.tally.why_left = f"the {budget} for real runs are over (native_budget_s)"
+
+    def _begin(self, work: Work, *, after: Stage | None) -> None:
+        """Say what is to be said between two stages; real runs have their budget of time from now on."""
+        if after is Stage.TRIALS:
+            self.keep_plan()
+        if work.stage is Stage.REAL:
+            self._real_until = time.monotonic() + self.plan.native_budget_s
+            if after is not None:
+                self._reporter.simulated(self.folder)
 
     def collect_provenance(self) -> None:
         """Collect what the rows say of this machine; it takes tenths of a second, so before anything is measured."""
@@ -223,73 +232,52 @@ class StudyRun:
         """Write the runs of the study, as far as they are known by now."""
         runs = [
             Planned(run.run_id, run.config_hash, group_of(run.execution, run.engine), run.epochs)
-            for run in self._planned()
+            for run in self.queue.planned()
         ]
-        keep_planned(self.folder, runs, most_to_come=self.rule.most_to_come(), begun_in=Path.cwd())
+        keep_planned(self.folder, runs, most_to_come=self.queue.most_to_come(), begun_in=Path.cwd())
 
-    def _machine(self, *, charged: bool) -> Machine | None:
-        """Measure or read the machine of virtual runs; None if no such run is left."""
-        if not self._left(virtual=True) and not self.trials.left():
-            return None
+    def _simulators(self) -> dict[Stage, Simulator]:
+        """What makes virtual runs and trials, on a machine that is measured or read now; empty if none is left."""
+        left = [run for run in self.queue.left() if run.is_virtual]
+        if not left:
+            return {}
         if self.plan.cluster.compute == "this-machine":  # step times of other machines are stated, not measured
             self._reporter.phase("calibration", 0)
         runs = [*self.plan.sweep.simulated, *self.plan.trials]
-        return machine_for(self.plan, runs, self.folder, charged=charged, note=self._reporter.note)
+        charged = any(is_simulated(run_id) for run_id, _ in self._store.tried)
+        machine = machine_for(self.plan, runs, self.folder, charged=charged, note=self._reporter.note)
+        self._note_unmeasured(left, machine.engines)
+        return {
+            Stage.TRIALS: Simulator(machine, self.plan.validation.folders, self.folder),
+            Stage.VIRTUAL: Simulator(machine, self.plan.prepared.folders, self.folder / "weights", self._fail_fast),
+        }
 
-    def _tune(self, machine: Machine, jobs: int) -> bool:
-        """Make the trials; return True if all have their results and the runs the values of the best."""
-        self._simulate(self.trials.left, Simulator(machine, self.plan.validation.folders, self.folder), jobs)
-        if self.trials.left() or self._only_failed or self.tally.failed:
-            return False
-        self.rule = self._take_over()
-        self.keep_plan()
-        return True
-
-    def _make_real(self) -> None:
-        """Make the runs in real processes; keep the logs of these if a run failed."""
-        budget_s = self.plan.native_budget_s
-        over = time.monotonic() + budget_s
-
-        def stopping() -> bool:
-            return self._stopping() or time.monotonic() > over
-
-        while (runs := self._left(virtual=False)) and not stopping():
-            self._announce(runs)
-            failed_before = len(self.tally.failed)
-            logs = self.folder / "logs" / datetime.now(UTC).strftime("%Y%m%dT%H%M%S%f")
-            try:
-                RealRuns(
-                    self.plan.prepared.folders,
-                    ranks=max(run.workers for run in runs),
-                    work_dir=logs,
-                    weights_folder=self.folder / "weights",
-                    on_start=self.started,
-                    on_outcome=self.ended,
-                    log=lambda text: self._reporter.note(redact(text, names=False)),
-                    patience_s=self.plan.study.patience,
-                    stopping=stopping,
-                    job_is_ending=self._job_is_ending,
-                    more=self._next_block if self.rule.grows else None,
-                    warmup_runs=self.plan.study.warmup_runs,
-                ).launch(runs)
-            finally:
-                if len(self.tally.failed) == failed_before:
-                    shutil.rmtree(logs, ignore_errors=True)
-                    with suppress(OSError):  # the folder holds logs of earlier commands
-                        logs.parent.rmdir()
-                else:
-                    _redact_logs(logs)
-        if self._left(virtual=False) and not self._stopping():
-            self.tally.why_left = f"the {seconds(budget_s)} for real runs are over (native_budget_s)"
-
-    def _simulate(self, left: Callable[[], list[Run]], simulator: Simulator, jobs: int) -> None:
-        """Simulate the runs that are `left`, and name the engines of which nothing is measured."""
-        self._note_unmeasured(left(), simulator.machine.engines)
-        while (runs := left()) and not self._stopping():
-            self._announce(runs)
-            run_virtual(
-                runs, simulator, jobs=jobs, on_start=self.started, on_outcome=self.ended, stopping=self._stopping
-            )
+    def _launch(self, runs: list[Run]) -> None:
+        """Make `runs` in real processes; keep the logs of these if a run failed."""
+        failed_before = len(self.tally.failed)
+        logs = self.folder / "logs" / datetime.now(UTC).strftime("%Y%m%dT%H%M%S%f")
+        try:
+            RealRuns(
+                self.plan.prepared.folders,
+                ranks=max(run.workers for run in runs),
+                work_dir=logs,
+                weights_folder=self.folder / "weights",
+                on_start=self.started,
+                on_outcome=self.ended,
+                log=lambda text: self._reporter.note(redact(text, names=False)),
+                patience_s=self.plan.study.patience,
+                stopping=self._is_over,
+                job_is_ending=self._job_is_ending,
+                more=self._next_block if self.queue.grows else None,
+                warmup_runs=self.plan.study.warmup_runs,
+            ).launch(runs)
+        finally:
+            if len(self.tally.failed) == failed_before:
+                shutil.rmtree(logs, ignore_errors=True)
+                with suppress(OSError):  # the folder holds logs of earlier commands
+                    logs.parent.rmdir()
+            else:
+                _redact_logs(logs)
 
     def _note_unmeasured(self, runs: Sequence[Run], known: EngineCosts) -> None:
         """Name the engines of virtual runs on this machine of which no cost is known, beside others that are."""
@@ -302,11 +290,11 @@ class StudyRun:
                     + (f" ({why})" if why else "")
                 )
 
-    def _left(self, *, virtual: bool) -> list[Run]:
-        return [run for run in self.rule.left() if run.is_virtual == virtual]
-
     def _stopping(self) -> bool:
         return self._interruption.asked() or (self._fail_fast and bool(self.tally.failed))
+
+    def _is_over(self) -> bool:
+        return self._stopping() or time.monotonic() > self._real_until
 
     def _job_is_ending(self) -> bool:
         """Return True if Slurm ends the job, and then begin no other run; it may have told the batch shell alone."""
@@ -315,13 +303,14 @@ class StudyRun:
         return self._interruption.asked()
 
     def _next_block(self) -> list[Run]:
-        runs = self._left(virtual=False)
-        if runs:
-            self._announce(runs)
-        return runs
+        work = self.queue.next()
+        if work is None:
+            return []
+        self._announce(work.runs)
+        return work.runs
 
     def _announce(self, runs: Sequence[Run]) -> None:
-        if self.rule.grows:
+        if self.queue.grows:
             self.keep_plan()
         block = f", block {runs[0].repetition + 1}" if runs[0].repetition >= self.plan.study.repetitions else ""
         name = "trials of tuning" if runs[0].trial is not None else f"{_processes(runs)}{block}"
@@ -351,11 +340,9 @@ class StudyRun:
         with self._interruption.shielded():
             self._write_deleted()
             self._store.append(row, epochs)
-            if run.trial is not None:
-                self.trials.ended(run, None)
-            elif not run.warmup:
-                self.rule.ended(run, row.train_s if outcome.status == "completed" else None)
             if not run.warmup:
+                train_s = row.train_s if outcome.status == "completed" else None
+                self.queue.ended(run, train_s, failed=outcome.failed(run))
                 self.tally.count(run, outcome)
         if not run.warmup:
             self._reporter.ended(run, outcome)

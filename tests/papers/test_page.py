@@ -10,7 +10,7 @@ import pytest
 from scalebench.analysis import load
 from scalebench.cli.main import main
 from scalebench.errors import ResultsError, UsageError
-from scalebench.launch.stopping_rule import Tally
+from scalebench.launch.reporting import Tally
 from scalebench.papers.catalog import find_paper
 from scalebench.papers.claims import Check, Claim, judge
 from scalebench.papers.obtained import Obtained, obtain
