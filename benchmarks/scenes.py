@@ -25,8 +25,8 @@ from scalebench.analysis.intervals import (
     unpaired_metric,
 )
 from scalebench.analysis.native_check import OF_A_MEDIAN, VirtualError
+from scalebench.calibration.step_statistics import BLOCKS
 from scalebench.pricing.step_times import middle
-from scalebench.virtual.step_statistics import BLOCKS
 
 AT_MOST, CI_WIDTH = 20, 0.05  # of studies with `until`
 

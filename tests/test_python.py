@@ -16,11 +16,11 @@ import pandas as pd
 import pytest
 
 import scalebench
+from scalebench.calibration.calibration_file import Calibration
 from scalebench.cli.main import main
 from scalebench.errors import ResultsError, ScalebenchError, StudyError, UsageError
 from scalebench.formatting import digits, percent, seconds
 from scalebench.notebook import _named_by_keywords
-from scalebench.pricing.calibration_file import Calibration
 from scalebench.records.store import Store
 from tests.records_factory import study_rows
 

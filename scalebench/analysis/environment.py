@@ -12,8 +12,8 @@ import numpy as np
 import pandas as pd
 
 from scalebench.analysis.loading import Results, cached
+from scalebench.calibration.calibration_file import Calibration, read_calibration
 from scalebench.errors import ClusterError
-from scalebench.pricing.calibration_file import Calibration, read_calibration
 from scalebench.records.folder import CALIBRATION
 from scalebench.study.spec import SIMULATED
 from scalebench.system.bounded_read import read_text

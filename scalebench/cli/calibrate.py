@@ -108,7 +108,7 @@ def _measure_kernels(path: Path, seconds: float) -> str:
     """Write a kernel model of one thread of this machine; return the sentence on it."""
     import torch
 
-    from scalebench.pricing.kernel_timing import measure_kernel_model
+    from scalebench.calibration.kernel_timing import measure_kernel_model
 
     torch.set_num_threads(1)  # as a worker
     model = measure_kernel_model(seconds)

@@ -14,9 +14,9 @@ from scalebench.study.load import written_component
 from scalebench.study.spec import Component
 
 if TYPE_CHECKING:
+    from scalebench.calibration.calibration_file import Calibration
     from scalebench.cluster.device import Device
     from scalebench.cluster.spec import Cluster
-    from scalebench.pricing.calibration_file import Calibration
     from scalebench.pricing.devices import Roofline, TimeModel
     from scalebench.pricing.platform import Platform
     from scalebench.pricing.prediction import Predictor, Workload
@@ -110,7 +110,7 @@ def predictor_of(model: str | None, flags: dict[str, Any]) -> Predictor:
 
 def _measured(model: str | None, flags: dict[str, Any]) -> Calibration:
     """Read the calibration, and refuse options that it decides otherwise."""
-    from scalebench.pricing.calibration_file import read_calibration
+    from scalebench.calibration.calibration_file import read_calibration
 
     path = flags["calibration"]
     found = read_calibration(Path(path))
@@ -161,10 +161,10 @@ def _workload(model: str, flags: dict[str, Any], measured: Calibration | None) -
 
 
 def _platform(workload: Workload, flags: dict[str, Any], measured: Calibration | None) -> Platform:
+    from scalebench.calibration.calibration_file import require_measured_cluster
     from scalebench.cluster.engine_costs import EngineCosts
     from scalebench.cluster.load import load_cluster
     from scalebench.cluster.network import Network
-    from scalebench.pricing.calibration_file import require_measured_cluster
     from scalebench.pricing.devices import Scaled
     from scalebench.pricing.platform import Platform, faster
 

@@ -159,7 +159,7 @@ def _printed(
     """Start the module `probe` by `command` with the argument `spec`; return what its first rank prints."""
     try:
         done = subprocess.run(
-            [*command, sys.executable, "-m", f"scalebench.native.{probe}", json.dumps(spec)],
+            [*command, sys.executable, "-m", f"scalebench.calibration.probes.{probe}", json.dumps(spec)],
             env=variables,
             stdin=subprocess.DEVNULL,
             capture_output=True,

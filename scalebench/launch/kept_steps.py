@@ -12,12 +12,12 @@ import hashlib
 from contextlib import suppress
 
 from scalebench import __version__
+from scalebench.calibration.calibration_file import Calibration, read_calibration
+from scalebench.calibration.steps_under_load import measure_reference
 from scalebench.cluster.engine_costs import EngineCosts
 from scalebench.errors import ClusterError, ResultsError
-from scalebench.pricing.calibration_file import Calibration, read_calibration
 from scalebench.study.spec import Run
 from scalebench.system.atomic_write import cache_folder
-from scalebench.virtual.calibration import measure_reference
 
 
 class KeptSteps:

@@ -8,38 +8,37 @@ from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 
 from scalebench.analysis.environment import STATED_STEPS
+from scalebench.calibration.calibration_file import (
+    Calibration,
+    Measurement,
+    read_calibration,
+    require_measured_cluster,
+)
+from scalebench.calibration.operation_costs import measure_operations
+from scalebench.calibration.steps_under_load import Budget, measure_steps
 from scalebench.cluster.engine_costs import EngineCosts
 from scalebench.cluster.spec import Cluster
 from scalebench.comm.launchers.choice import using
 from scalebench.data.dataset import open_dataset
-from scalebench.errors import ClusterError, DisturbedError, ResultsError
+from scalebench.errors import ClusterError, DisturbedError, ResultsError, writing
 from scalebench.launch.engine_costs import measure_engines
 from scalebench.launch.kept_steps import KeptSteps
 from scalebench.launch.planning import StudyPlan
 from scalebench.launch.sweep import Detail
 from scalebench.models.zoo.layers import layers_of
-from scalebench.pricing.calibration_file import (
-    Calibration,
-    Measurement,
-    Trained,
-    read_calibration,
-    require_measured_cluster,
-    save_text,
-)
 from scalebench.pricing.devices import Stated, step_table
 from scalebench.pricing.machine import Machine
-from scalebench.pricing.step_times import StepTable, stated_table
+from scalebench.pricing.step_times import StepTable, Trained, stated_table
 from scalebench.records.folder import CALIBRATION
 from scalebench.records.machine import cpu_model
 from scalebench.records.provenance import host_hash
 from scalebench.study.load import to_home
 from scalebench.study.spec import Run, Study
 from scalebench.system import processors
+from scalebench.system.atomic_write import write_atomic
 from scalebench.system.background_load import BackgroundLoad, disturbed
 from scalebench.system.bounded_read import read_text
 from scalebench.system.parent_watch import start_forkserver
-from scalebench.virtual.calibration import Budget, measure_steps
-from scalebench.virtual.operation_costs import measure_operations
 
 THIS_MACHINE = "this-machine"  # the cluster that repeats the nodes and links of this machine
 ENGINES_SHARE = 0.4  # of the time for a calibration
@@ -166,7 +165,8 @@ def _keep_given(plan: StudyPlan, given: Calibration, runs: Sequence[Run], path: 
     text = read_text(study.calibration)
     content = json.loads(text)
     written = to_home(content)
-    save_text(text if written == content else json.dumps(written, indent=1), path)
+    with writing(path, ""):
+        write_atomic(path, text if written == content else json.dumps(written, indent=1))
     for name in sorted({str(run.strategy) for run in _without_operations(given, runs)}):
         note(f"{study.calibration} does not say what {name} computes beside its steps: nothing is charged for it")
     return given

@@ -235,9 +235,9 @@ def measured_step(plan: StudyPlan) -> float:
     """Measure one local step, in seconds, of the study's model at its smallest worker count."""
     import torch
 
+    from scalebench.calibration.step_windows import bounded, take_steps
     from scalebench.system.clock import WallClock
     from scalebench.training.replica import Replica
-    from scalebench.virtual.step_windows import bounded, take_steps
 
     torch.set_num_threads(plan.study.threads_per_worker)
     run = min(plan.sweep.runs, key=lambda run: run.workers)

@@ -23,13 +23,13 @@ import numpy as np
 import pandas as pd
 
 from scalebench.analysis.loading import Results, load
+from scalebench.calibration.calibration_file import read_calibration
 from scalebench.errors import ResultsError, writing
 from scalebench.launch.machine import machine_for
 from scalebench.launch.planning import StudyPlan
 from scalebench.launch.reporting import Reporter
 from scalebench.launch.study_run import StudyRun
 from scalebench.launch.tuning import with_chosen
-from scalebench.pricing.calibration_file import read_calibration
 from scalebench.pricing.machine import Machine
 from scalebench.records.folder import CALIBRATION, EPOCHS, PLANNED, PROVENANCE, RUNS, STUDY
 from scalebench.records.lock import folder_lock

@@ -23,6 +23,7 @@ from scalebench.cluster.engine_costs import EngineCosts
 from scalebench.cluster.load import own_file
 from scalebench.comm import engines, slurm
 from scalebench.comm.launchers.choice import using
+from scalebench.errors import writing
 from scalebench.formatting import seconds
 from scalebench.launch.machine import check_calibration, check_kept_calibration, machine_for
 from scalebench.launch.model_check import look_at_model
@@ -33,7 +34,6 @@ from scalebench.launch.sweep import Detail, is_oversubscribed, is_simulated
 from scalebench.launch.traffic import TrafficCheck
 from scalebench.launch.work import Ended, Stage, Work, WorkQueue
 from scalebench.native.job import HEARTBEATS
-from scalebench.pricing.calibration_file import save_text
 from scalebench.pricing.charges import carrier
 from scalebench.records.attempts import Attempts
 from scalebench.records.folder import CALIBRATION, EPOCHS, PLANNED, RUNS, STUDY, require_writable
@@ -46,6 +46,7 @@ from scalebench.records.study_file import keep_study, replace_study, require_sam
 from scalebench.study.spec import Run
 from scalebench.study.tuning import RESULTS_OF_A_TRIAL
 from scalebench.system import processors
+from scalebench.system.atomic_write import write_atomic
 from scalebench.system.background_load import BackgroundLoad, disturbed, own_and_children_s
 from scalebench.system.bounded_read import read_text
 from scalebench.system.interruption import AbandonedError, Interruption
@@ -359,7 +360,8 @@ class StudyRun:
         if not (deleted := self._store.write_deleted()):
             return
         if self._calibration and not (self.folder / CALIBRATION).exists():
-            save_text(self._calibration, self.folder / CALIBRATION)
+            with writing(self.folder / CALIBRATION, ""):
+                write_atomic(self.folder / CALIBRATION, self._calibration)
         if not (self.folder / STUDY).exists():
             replace_study(self.folder, self.plan.study)
         if not self._only_failed and not (self.folder / PLANNED).exists():

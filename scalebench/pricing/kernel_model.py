@@ -19,10 +19,10 @@ from numpy.typing import NDArray
 from scipy.spatial import ConvexHull, QhullError
 
 from scalebench.cluster.device import Device
-from scalebench.errors import ClusterError
+from scalebench.errors import ClusterError, writing
 from scalebench.models.layers import LayerTable
-from scalebench.pricing.calibration_file import save_text
 from scalebench.pricing.devices import LEARNED_ERROR, LayerTimes, Roofline, StepError, TimeModel
+from scalebench.system.atomic_write import write_atomic
 from scalebench.system.bounded_read import read_text
 
 Array = NDArray[np.float64]
@@ -110,7 +110,9 @@ class KernelModel:
             "/".join(key): {name: _listed(value) for name, value in vars(net).items()} for key, net in self.nets.items()
         }
         device = self.device.model_dump(mode="json")
-        save_text(json.dumps({"machine": self.machine, "dtype": self.dtype, "device": device, "nets": nets}), path)
+        content = {"machine": self.machine, "dtype": self.dtype, "device": device, "nets": nets}
+        with writing(path, ""):
+            write_atomic(path, json.dumps(content))
 
 
 def _listed(value: Any) -> Any:

@@ -20,7 +20,6 @@ from scalebench.errors import DataError, StudyError
 from scalebench.models.layers import LayerTable
 from scalebench.models.registry import build_model
 from scalebench.models.zoo.layers import without_values
-from scalebench.pricing.calibration_file import Trained
 from scalebench.pricing.charges import EqualWorkers, gradients
 from scalebench.pricing.costs import Costs, GradientTensor, Prices
 from scalebench.pricing.devices import Measured, TimeModel, gradients_of, step_table
@@ -31,6 +30,7 @@ from scalebench.pricing.program import Program, programs_of
 from scalebench.pricing.queues import Queue, Serving
 from scalebench.pricing.recording import record_each
 from scalebench.pricing.schedule import RankGroups, Schedule
+from scalebench.pricing.step_times import Trained
 from scalebench.pricing.table_cut import TableCut
 from scalebench.strategies import registry
 from scalebench.strategies.base import Setting, Strategy

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from pydantic import BaseModel, ConfigDict, Field, NonNegativeFloat, PositiveInt
 
 from scalebench.cluster.spec import Cluster
-from scalebench.study.spec import Training
+from scalebench.study.spec import Component, Training
 from scalebench.system.clock import Task
 
 _TRIMMED = 0.2  # share of the blocks at either end
@@ -41,6 +41,20 @@ class BatchTimes(BaseModel):
     def blocks(self) -> NDArray[np.float64]:
         """Return (4, blocks) in the order of STEP_TASKS."""
         return np.array([getattr(self, name) for name in _TASK_COLUMNS])
+
+
+class Trained(BaseModel):
+    """Model and data whose steps were measured, as far as a prediction needs them."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
+
+    model: Component
+    optimizer: Component
+    dataset: str
+    samples: PositiveInt  # of the training set
+    input_shape: tuple[int, ...]
+    outputs: PositiveInt
+    task: str
 
 
 class StepTable(BaseModel):

@@ -13,7 +13,11 @@ from multiprocessing import forkserver
 from multiprocessing.context import ForkServerContext
 from multiprocessing.process import BaseProcess
 
-_PRELOADED = ["scalebench.system.forkserver_preload", "scalebench.virtual.engine", "scalebench.virtual.calibration"]
+_PRELOADED = [
+    "scalebench.system.forkserver_preload",
+    "scalebench.virtual.engine",
+    "scalebench.calibration.steps_under_load",
+]
 _PR_SET_PDEATHSIG = 1
 _LIBC = ctypes.CDLL(None)  # loaded at import, as no library may be loaded between fork and exec
 

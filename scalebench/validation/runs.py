@@ -25,6 +25,7 @@ import pandas as pd
 from scalebench.analysis.intervals import calibration_interval
 from scalebench.analysis.loading import Results, load
 from scalebench.analysis.rounds import MEASURED, timed
+from scalebench.calibration.calibration_file import read_calibration
 from scalebench.cluster.fitting import fit_engine
 from scalebench.cluster.load import load_cluster
 from scalebench.data.dataset import open_dataset
@@ -32,7 +33,6 @@ from scalebench.errors import ClusterError, ResultsError
 from scalebench.formatting import counted
 from scalebench.launch.machine import THIS_MACHINE, Note, machine_of
 from scalebench.launch.planning import StudyPlan, plan_study
-from scalebench.pricing.calibration_file import read_calibration
 from scalebench.pricing.machine import Machine
 from scalebench.pricing.platform import scaled_engines
 from scalebench.records.folder import CALIBRATION, STUDY

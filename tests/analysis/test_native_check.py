@@ -13,8 +13,8 @@ from scalebench.analysis import agreement, cells, differences, load, ratios, vir
 from scalebench.analysis.intervals import variance_between
 from scalebench.analysis.methodology.quality import findings
 from scalebench.analysis.native_check import _steady, checked, error_of_times
+from scalebench.calibration.calibration_file import Calibration
 from scalebench.cluster.engine_costs import EngineCost, EngineCosts
-from scalebench.pricing.calibration_file import Calibration
 from scalebench.records.folder import CALIBRATION
 from tests.analysis.test_comparing import only, run
 

@@ -21,11 +21,11 @@ import yaml
 
 from scalebench.artifact import PaperFile, load_paper, verify_artifact, write_artifact
 from scalebench.artifact.packing import write_wheel
+from scalebench.calibration.calibration_file import Calibration
 from scalebench.cluster.load import load_cluster
 from scalebench.errors import ResultsError, StudyError
 from scalebench.figures import PlotRequest, plot_folder
 from scalebench.figures.plotting import Drawn
-from scalebench.pricing.calibration_file import Calibration
 from scalebench.records.progress import Planned, begun_in, keep_planned
 from scalebench.records.store import Store
 from scalebench.study.load import load_study

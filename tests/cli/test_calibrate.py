@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 
 from scalebench.analysis import load
+from scalebench.calibration.calibration_file import read_calibration
+from scalebench.calibration.step_statistics import MeasuredTables
 from scalebench.errors import RunError
-from scalebench.pricing.calibration_file import read_calibration
 from scalebench.pricing.machine import OperationTime
-from scalebench.virtual.step_statistics import MeasuredTables
 
 STUDY = ("--dataset", "wine", "--set", "workers=1,2", "--set", 'strategies=["serial", "epoch_average"]')
 FILE = Path("machine.json")
@@ -173,7 +173,7 @@ def test_disturbed_steps_are_not_kept(scalebench):
 def test_cache_that_cannot_be_written_stops_no_study(scalebench, monkeypatch):
     Path("cache").mkdir()
     monkeypatch.setattr("scalebench.launch.kept_steps.cache_folder", lambda kind: Path("cache"))
-    monkeypatch.setattr("scalebench.pricing.calibration_file.write_atomic", refusing("cache"))
+    monkeypatch.setattr("scalebench.calibration.calibration_file.write_atomic", refusing("cache"))
     scalebench("run", *STUDY, "--execution", "virtual", "--epochs", "1", "--jobs", "1", "--name", "first")
     assert not list(Path("cache").iterdir())
     assert Path("results/first/calibration.json").exists()

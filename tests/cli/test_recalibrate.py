@@ -8,11 +8,11 @@ from unittest.mock import Mock
 import pytest
 
 from scalebench.analysis import load
+from scalebench.calibration.calibration_file import Calibration, Measurement, read_calibration
+from scalebench.calibration.step_statistics import MeasuredTables
 from scalebench.comm import engines
 from scalebench.errors import DisturbedError
-from scalebench.pricing.calibration_file import Calibration, Measurement, read_calibration
 from scalebench.study.load import load_study
-from scalebench.virtual.step_statistics import MeasuredTables
 from tests.conftest import needs_mpi
 
 RUN = ("run", "--dataset", "wine", "--epochs", "2", "--execution", "virtual", "--jobs", "1", "--repetitions", "1",

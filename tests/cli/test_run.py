@@ -15,12 +15,12 @@ from types import SimpleNamespace
 import click
 import pytest
 
+from scalebench.calibration.calibration_file import Calibration
 from scalebench.cli.main import command_of, main
 from scalebench.cli.run_common import run_plan
 from scalebench.comm import engines
 from scalebench.launch.reporting import Tally
 from scalebench.launch.study_run import _jobs
-from scalebench.pricing.calibration_file import Calibration
 from scalebench.system import processors
 from tests.conftest import needs_mpi
 

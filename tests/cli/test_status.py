@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 
 from scalebench.analysis import load
+from scalebench.calibration.calibration_file import Calibration
 from scalebench.cli.main import main
-from scalebench.pricing.calibration_file import Calibration
 from scalebench.records.lock import folder_lock
 from scalebench.records.store import Store
 from tests.conftest import some

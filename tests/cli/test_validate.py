@@ -11,9 +11,9 @@ import pandas as pd
 import pytest
 from click.testing import CliRunner
 
+from scalebench.calibration.calibration_file import Calibration, Measurement
 from scalebench.cli.main import main
 from scalebench.cli.validate import validate
-from scalebench.pricing.calibration_file import Calibration, Measurement
 from scalebench.pricing.machine import Machine
 
 FILE = Path(__file__).parents[2] / "experiments" / "published" / "scaling.csv"

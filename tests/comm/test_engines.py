@@ -8,6 +8,7 @@ from typing import get_args
 
 import pytest
 
+from scalebench.calibration.probes import engine_probe
 from scalebench.cli.study_options import STUDY_OPTIONS
 from scalebench.comm import engines
 from scalebench.comm.base import Capability
@@ -15,7 +16,6 @@ from scalebench.comm.engines.base import Place
 from scalebench.comm.launchers import mpirun
 from scalebench.errors import EngineError
 from scalebench.launch.processes import environment, launch_command
-from scalebench.native import engine_probe
 from scalebench.records.schema import RunRow
 from scalebench.study.heterogeneity import VirtualOptions
 from scalebench.study.spec import Study

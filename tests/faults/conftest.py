@@ -14,7 +14,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from scalebench.pricing.calibration_file import Calibration
+from scalebench.calibration.calibration_file import Calibration
 from scalebench.records.schema import ENVIRONMENT_COLUMNS
 
 ZYGOTE = Path(__file__).parent / "programs" / "zygote.py"

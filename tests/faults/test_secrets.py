@@ -12,10 +12,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from scalebench.calibration.calibration_file import Calibration, Measurement, read_calibration
 from scalebench.cli.main import main
 from scalebench.cluster.load import preset
 from scalebench.comm import engines
-from scalebench.pricing.calibration_file import Calibration, Measurement, read_calibration
 from scalebench.study.load import load_study
 
 SECRET, PERSON = "hf_0123456789abcdef", "carlotta"

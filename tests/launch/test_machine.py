@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from scalebench.analysis import load
-from scalebench.pricing.calibration_file import Calibration, Measurement, read_calibration
+from scalebench.calibration.calibration_file import Calibration, Measurement, read_calibration
 from scalebench.records.machine import cpu_model
 from scalebench.system import processors
 from tests.conftest import needs_mpi

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import torch
 
+from scalebench.calibration.kernel_timing import measure_device, measure_kernels
 from scalebench.cluster.device import load_device
 from scalebench.errors import ClusterError, UsageError
 from scalebench.models.layer_files import read_layers
@@ -20,7 +21,6 @@ from scalebench.pricing.kernel_model import (
     kernel_sizes,
     load_kernel_model,
 )
-from scalebench.pricing.kernel_timing import measure_device, measure_kernels
 
 ROOFLINE = Roofline(load_device("epyc-7742"))
 
@@ -167,7 +167,7 @@ def test_kernels_of_this_machine():
 
 def test_measured_kernels_are_a_device_of_predict(model, tmp_path, invoke, monkeypatch):
     path = tmp_path / "kernels.json"
-    monkeypatch.setattr("scalebench.pricing.kernel_timing.measure_kernel_model", lambda seconds: model)
+    monkeypatch.setattr("scalebench.calibration.kernel_timing.measure_kernel_model", lambda seconds: model)
     assert "kernels of made up; 4 networks" in invoke("calibrate", "--kernels", path, "--quick")
     assert "--kernels: measures no study" in invoke("calibrate", "--kernels", path, "--model", "mlp", code=2)
     said = invoke("predict", "vgg16", "--cluster", "juwels-booster", "--device", path, "--workers", "1,4")

@@ -9,6 +9,7 @@ import pytest
 import torch
 import yaml
 
+from scalebench.calibration.calibration_file import Calibration, read_calibration
 from scalebench.cluster.engine_costs import EngineCost, EngineCosts
 from scalebench.cluster.load import load_cluster
 from scalebench.errors import ModelError, StudyError
@@ -16,7 +17,6 @@ from scalebench.models.layer_counting import count_model
 from scalebench.models.layer_files import load_layers
 from scalebench.models.layers import Layer, LayerTable
 from scalebench.models.registry import build_model
-from scalebench.pricing.calibration_file import Calibration, Trained, read_calibration
 from scalebench.pricing.charges import Charges
 from scalebench.pricing.devices import Measured, Stated, step_table
 from scalebench.pricing.excerpt import EvenPlan
@@ -25,7 +25,7 @@ from scalebench.pricing.platform import Platform
 from scalebench.pricing.prediction import Case, Predictor, Workload
 from scalebench.pricing.price import price
 from scalebench.pricing.recording import record, record_each
-from scalebench.pricing.step_times import StepTimes
+from scalebench.pricing.step_times import StepTimes, Trained
 from scalebench.pricing.validity import memory_of, outside
 from scalebench.strategies import registry
 from scalebench.study.spec import Component

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from scalebench.analysis.epochs_to_target import read_law
+from scalebench.calibration.calibration_file import read_calibration
 from scalebench.cluster.engine_costs import EngineCosts
 from scalebench.cluster.load import load_cluster
 from scalebench.errors import UsageError
@@ -14,7 +15,6 @@ from scalebench.models.layer_files import load_layers
 from scalebench.models.pinning import checksum
 from scalebench.models.registry import check_own
 from scalebench.papers.published import read_published
-from scalebench.pricing.calibration_file import read_calibration
 from scalebench.pricing.kernel_model import load_kernel_model
 from scalebench.records.attempts import Attempts
 from scalebench.records.reading import read_table

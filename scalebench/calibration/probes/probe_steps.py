@@ -6,10 +6,10 @@ import operator
 import time
 from collections.abc import Callable, Sequence
 
+from scalebench.calibration.probes.probe_rounds import Operation, ProbeRounds, sleep_until_all_arrive
+from scalebench.calibration.probes.probe_samples import Found, Key, Sample
 from scalebench.comm.engines import named
 from scalebench.comm.engines.base import Place
-from scalebench.native.probe_rounds import Operation, ProbeRounds, sleep_until_all_arrive
-from scalebench.native.probe_samples import Found, Key, Sample
 from scalebench.system.stopwatch import Stopwatch
 from scalebench.training.reference_step import Step
 

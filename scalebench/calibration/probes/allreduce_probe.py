@@ -1,4 +1,4 @@
-"""`mpirun -n P python -m scalebench.native.allreduce_probe SPEC`: the time of an allreduce of MPI among all ranks.
+"""The time of an allreduce of MPI among all ranks: `mpirun -n P python -m scalebench...allreduce_probe SPEC`.
 
 Without torch, whose import on every rank would take longer than what is measured.
 """

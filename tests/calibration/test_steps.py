@@ -13,14 +13,9 @@ import numpy as np
 import pytest
 import torch
 
-from scalebench.errors import DisturbedError
-from scalebench.pricing.machine import loads_up_to
-from scalebench.system.clock import Task
-from scalebench.training.reference_step import reference_step_of_now
-from scalebench.virtual import calibration
-from scalebench.virtual.calibration import measure_reference
-from scalebench.virtual.step_statistics import BLOCKS, JITTER_KEPT, _blocks, _jitter, step_tables
-from scalebench.virtual.step_windows import (
+from scalebench.calibration import steps_under_load
+from scalebench.calibration.step_statistics import BLOCKS, JITTER_KEPT, _blocks, _jitter, step_tables
+from scalebench.calibration.step_windows import (
     LapClock,
     Rounds,
     SecondsGauge,
@@ -30,6 +25,11 @@ from scalebench.virtual.step_windows import (
     single_replica,
     take_steps,
 )
+from scalebench.calibration.steps_under_load import measure_reference
+from scalebench.errors import DisturbedError
+from scalebench.pricing.machine import loads_up_to
+from scalebench.system.clock import Task
+from scalebench.training.reference_step import reference_step_of_now
 
 
 @pytest.mark.parametrize(
@@ -258,9 +258,9 @@ def test_reference_step_of_another_process_is_that_of_this_machine():
 
 @pytest.mark.parametrize("busy", [True, False])
 def test_no_reference_step_is_taken_from_a_busy_machine(monkeypatch, busy):
-    monkeypatch.setattr(calibration, "exit_with_parent", lambda: None)
-    monkeypatch.setattr(calibration, "reference_step_of_now", lambda: 1e-3)
-    monkeypatch.setattr(calibration, "disturbed", lambda cores: busy)
+    monkeypatch.setattr(steps_under_load, "exit_with_parent", lambda: None)
+    monkeypatch.setattr(steps_under_load, "reference_step_of_now", lambda: 1e-3)
+    monkeypatch.setattr(steps_under_load, "disturbed", lambda cores: busy)
     results = SimpleQueue()
-    calibration._measure_reference(1, results)
+    steps_under_load._measure_reference(1, results)
     assert results.get() == (None if busy else 1e-3)

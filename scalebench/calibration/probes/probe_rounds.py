@@ -10,7 +10,7 @@ from statistics import fmean
 
 from mpi4py import MPI
 
-from scalebench.native.probe_samples import Found, Key, Sample
+from scalebench.calibration.probes.probe_samples import Found, Key, Sample
 from scalebench.system.background_load import BackgroundLoad, taken_by
 from scalebench.system.clock import WallClock
 from scalebench.system.stopwatch import Stopwatch

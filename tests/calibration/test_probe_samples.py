@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from scalebench.native.probe_samples import Found, Sample
+from scalebench.calibration.probes.probe_samples import Found, Sample
 
 
 def rounds(*seconds, key=("mpi", 4), reference=1e-3, ranks=2, disturbed=()):

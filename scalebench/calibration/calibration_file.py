@@ -7,15 +7,14 @@ from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 
-from pydantic import BaseModel, ConfigDict, PositiveFloat, PositiveInt, ValidationError
+from pydantic import BaseModel, ConfigDict, PositiveFloat, ValidationError
 
 from scalebench.cluster.engine_costs import EngineCosts
 from scalebench.cluster.spec import Cluster
-from scalebench.errors import ClusterError, ResultsError
+from scalebench.errors import ClusterError, writing
 from scalebench.pricing.machine import OperationTimes, loads_up_to
-from scalebench.pricing.step_times import StepTable
+from scalebench.pricing.step_times import StepTable, Trained
 from scalebench.study.load import from_home, to_home
-from scalebench.study.spec import Component
 from scalebench.study.validation import explain
 from scalebench.system.atomic_write import write_atomic
 from scalebench.system.bounded_read import read_text
@@ -48,20 +47,6 @@ class Measurement(BaseModel):
         """Return `name OWN, not OTHER` for each of `names` in which they differ."""
         pairs = [(name, getattr(self, name), getattr(other, name)) for name in names]
         return [f"{name} {mine}, not {others}" for name, mine, others in pairs if mine != others]
-
-
-class Trained(BaseModel):
-    """Model and data whose steps were measured, as far as a prediction needs them."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
-
-    model: Component
-    optimizer: Component
-    dataset: str
-    samples: PositiveInt  # of the training set
-    input_shape: tuple[int, ...]
-    outputs: PositiveInt
-    task: str
 
 
 class Calibration(BaseModel):
@@ -118,7 +103,8 @@ class Calibration(BaseModel):
 
     def save(self, path: Path) -> None:
         """Write the file whole, paths in it as in study.yaml, or raise ResultsError."""
-        save_text(json.dumps(to_home(self.model_dump(mode="json")), indent=1), path)
+        with writing(path, ""):
+            write_atomic(path, json.dumps(to_home(self.model_dump(mode="json")), indent=1))
 
 
 def require_measured_cluster(path: Path, cluster: Cluster) -> None:
@@ -128,14 +114,6 @@ def require_measured_cluster(path: Path, cluster: Cluster) -> None:
             f"calibration: {path} holds what this machine costs, of which cluster {cluster.name} has "
             "nothing; leave the calibration out"
         )
-
-
-def save_text(text: str, path: Path) -> None:
-    """Write `text` whole, or raise ResultsError."""
-    try:
-        write_atomic(path, text)
-    except OSError as error:
-        raise ResultsError(f"cannot write {path}: {error.strerror}") from None
 
 
 def read_calibration(path: Path) -> Calibration:

@@ -16,14 +16,14 @@ import horovod.torch as hvd
 import numpy as np
 import torch
 
+from scalebench.calibration.probes.probe_rounds import CYCLE_S, ProbeRounds
+from scalebench.calibration.probes.probe_samples import GRID, Found, Sample, entry
+from scalebench.calibration.probes.probe_steps import added_by_hooks, of_a_lone_worker
 from scalebench.cluster.engine_costs import EngineCost
 from scalebench.comm.engines import named
 from scalebench.comm.engines.base import Place
 from scalebench.comm.mpi import MpiCommunicator
 from scalebench.models.flat import side_by_side
-from scalebench.native.probe_rounds import CYCLE_S, ProbeRounds
-from scalebench.native.probe_samples import GRID, Found, Sample, entry
-from scalebench.native.probe_steps import added_by_hooks, of_a_lone_worker
 from scalebench.training.reference_step import Step, reference_network
 
 _SMALL = 16 << 10  # bytes: up to here Horovod's negotiation can be told from its transport

@@ -15,11 +15,11 @@ from statistics import median
 import torch
 from mpi4py import MPI
 
+from scalebench.calibration.probes.allreduce_probe import PAUSE_S, between_steps
+from scalebench.calibration.probes.probe_samples import entry
 from scalebench.cluster.engine_costs import EngineCost, EngineCosts
 from scalebench.comm.engines import named
 from scalebench.comm.engines.base import Place
-from scalebench.native.allreduce_probe import PAUSE_S, between_steps
-from scalebench.native.probe_samples import entry
 from scalebench.system.clock import WallClock
 
 _FEWEST, _MOST = 3, 200  # repetitions of an operation

@@ -6,9 +6,9 @@ from dataclasses import replace
 
 import pytest
 
+from scalebench.calibration import operation_costs
+from scalebench.calibration.operation_costs import measure_operations
 from scalebench.pricing.machine import OperationTime, name_of
-from scalebench.virtual import operation_costs
-from scalebench.virtual.operation_costs import measure_operations
 
 TOPK = {"allreduce": {"compression": "topk"}}
 WIDE = {"mlp": {"hidden": [16, 16]}}

@@ -8,11 +8,11 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from scalebench.calibration.step_windows import FEWEST_ROUNDS, StepWindows
 from scalebench.errors import DisturbedError
 from scalebench.formatting import counted
 from scalebench.pricing.step_times import BatchTimes, StepTable
 from scalebench.system.stopwatch import FEWEST, Typical, typical
-from scalebench.virtual.step_windows import FEWEST_ROUNDS, StepWindows
 
 BLOCKS = 20
 JITTER_KEPT = 4096

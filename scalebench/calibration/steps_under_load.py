@@ -20,14 +20,8 @@ import time
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from scalebench.errors import RunError
-from scalebench.pricing.machine import loads_up_to
-from scalebench.study.spec import Run
-from scalebench.system.background_load import BackgroundLoad, disturbed, own_s
-from scalebench.system.parent_watch import exit_with_parent, preloaded_forkserver, signals_blocked
-from scalebench.training.reference_step import Gauge, reference_step_of_now
-from scalebench.virtual.step_statistics import MeasuredTables, step_tables
-from scalebench.virtual.step_windows import (
+from scalebench.calibration.step_statistics import MeasuredTables, step_tables
+from scalebench.calibration.step_windows import (
     Rounds,
     SecondsGauge,
     StepWindows,
@@ -36,6 +30,12 @@ from scalebench.virtual.step_windows import (
     single_replica,
     take_steps,
 )
+from scalebench.errors import RunError
+from scalebench.pricing.machine import loads_up_to
+from scalebench.study.spec import Run
+from scalebench.system.background_load import BackgroundLoad, disturbed, own_s
+from scalebench.system.parent_watch import exit_with_parent, preloaded_forkserver, signals_blocked
+from scalebench.training.reference_step import Gauge, reference_step_of_now
 
 _WARM_UP = (3, 30)  # least and most warm-up steps
 _WARM_UP_S = 0.5

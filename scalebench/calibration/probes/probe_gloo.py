@@ -12,13 +12,13 @@ import numpy as np
 import torch
 from torch.nn.parallel import DistributedDataParallel
 
+from scalebench.calibration.probes.probe_rounds import ProbeRounds
+from scalebench.calibration.probes.probe_samples import GRID, Found, Sample, entry
+from scalebench.calibration.probes.probe_steps import added_by_hooks, beside_reference, of_a_lone_worker
 from scalebench.cluster.engine_costs import EngineCost
 from scalebench.comm.engines import named
 from scalebench.comm.engines.base import Place
 from scalebench.models.flat import side_by_side
-from scalebench.native.probe_rounds import ProbeRounds
-from scalebench.native.probe_samples import GRID, Found, Sample, entry
-from scalebench.native.probe_steps import added_by_hooks, beside_reference, of_a_lone_worker
 from scalebench.training.reference_step import Step, reference_network
 
 

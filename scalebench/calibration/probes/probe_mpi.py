@@ -7,12 +7,12 @@ from functools import partial
 
 import torch
 
+from scalebench.calibration.probes.probe_rounds import ProbeRounds, sleep_until_all_arrive
+from scalebench.calibration.probes.probe_samples import GRID, Found, Sample, entry
 from scalebench.cluster.engine_costs import EngineCost
 from scalebench.comm.mpi import MpiCommunicator
 from scalebench.comm.server import RankServer, ServerLoop
 from scalebench.comm.shared import OneSidedState
-from scalebench.native.probe_rounds import ProbeRounds, sleep_until_all_arrive
-from scalebench.native.probe_samples import GRID, Found, Sample, entry
 from scalebench.system.stopwatch import Stopwatch
 
 _COARSE_GRID = (4, 4 << 10, 64 << 10, 1 << 20, 4 << 20)  # bytes

@@ -16,6 +16,7 @@ from typing import Any, TypeVar
 
 import numpy as np
 
+from scalebench.calibration.step_windows import bounded
 from scalebench.data.dataset import Dataset
 from scalebench.data.plan import BatchPlan
 from scalebench.errors import RunError
@@ -26,7 +27,6 @@ from scalebench.training.loop import train
 from scalebench.training.reference_step import Gauge
 from scalebench.virtual.clock import VirtualClock
 from scalebench.virtual.engine import Simulation
-from scalebench.virtual.step_windows import bounded
 
 _T = TypeVar("_T")
 _STEPS = 16  # of an epoch

@@ -1,4 +1,4 @@
-"""`mpirun -n P python -m scalebench.native.engine_probe SPEC`: costs of the engines, from synthetic buffers only.
+"""Costs of the engines, from synthetic buffers only: `mpirun -n P python -m scalebench...engine_probe SPEC`.
 
 No run of a study is timed here, so a virtual run is never fitted to the real one it is compared with. All ranks take
 part in every operation, in rounds: the reference step of rank 0 while the others sleep, then one window of each
@@ -16,9 +16,9 @@ from importlib import import_module
 import torch
 from mpi4py import MPI
 
+from scalebench.calibration.probes.node_probe import measure_between_nodes
+from scalebench.calibration.probes.probe_rounds import ProbeRounds, sleep_until_all_arrive
 from scalebench.cluster.engine_costs import MARK, EngineCosts, at_least, falls_below, joined
-from scalebench.native.node_probe import measure_between_nodes
-from scalebench.native.probe_rounds import ProbeRounds, sleep_until_all_arrive
 from scalebench.system.parent_watch import end_with_launcher
 
 _UNDISTURBED = 0.1  # share of the windows, below which an engine's costs are marked as disturbed
@@ -26,7 +26,7 @@ _UNDISTURBED = 0.1  # share of the windows, below which an engine's costs are ma
 
 def measure(engine: str, rounds: ProbeRounds, source: str) -> EngineCosts:
     """Measure the entries of one engine, the same on all ranks; `source` names machine and versions."""
-    probe = import_module(f"scalebench.native.probe_{engine}")
+    probe = import_module(f"scalebench.calibration.probes.probe_{engine}")
     found, entries = probe.measure(rounds, source)
     if found.share_undisturbed() < _UNDISTURBED:
         entries = [entry.model_copy(update={"disturbed": True}) for entry in entries]
