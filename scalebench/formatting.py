@@ -20,6 +20,10 @@ _CONTROL = re.compile(r"[\x00-\x1f\x7f\x85\u2028\u2029]+")
 _HUGE = 1e9  # numbers from here on have an exponent
 
 
+class Detail(str):
+    """A note on how something is computed, without a consequence for the reader of the results: shown if asked for."""
+
+
 def is_interval(low: float, high: float) -> bool:
     """Return True if the bounds are finite and differ."""
     return math.isfinite(low) and math.isfinite(high) and abs(high - low) > 1e-12 * max(abs(low), abs(high))

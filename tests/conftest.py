@@ -44,16 +44,17 @@ settings.load_profile("any machine")
 RANKS = {
     "comm", "faults", "hosts", "install", "launch", "native", "tasks",
     "test_ad_psgd.py", "test_buffers.py", "test_compression.py", "test_daso.py", "test_dislib_parity.py",
-    "test_doctor.py", "test_end_to_end.py", "test_native_equality.py", "test_own_strategy.py", "test_paced_ranks.py",
-    "test_parts_of_models.py", "test_real_ranks.py", "test_slow_workers.py", "test_spread.py", "test_trace.py",
+    "test_doctor.py", "test_end_to_end.py", "test_engine_measurement.py", "test_native_equality.py",
+    "test_own_strategy.py", "test_paced_ranks.py", "test_parts_of_models.py", "test_real_ranks.py",
+    "test_slow_workers.py", "test_spread.py", "test_trace.py",
 }  # fmt: skip
 
 # Those whose tests draw, pack, train or judge whole studies, some tenths of a second or more each.
 STUDIES = {
     "artifact", "export", "figures", "laws", "validation",
     "test_artifact.py", "test_browser.py", "test_comparability.py", "test_compare.py", "test_compare_studies.py",
-    "test_hostile.py", "test_layers.py", "test_operation_costs.py", "test_page.py", "test_pages.py",
-    "test_pinning.py", "test_prediction.py", "test_python.py", "test_recalibrate.py", "test_reference.py",
+    "test_cost_sources.py", "test_hostile.py", "test_layers.py", "test_operation_costs.py", "test_page.py",
+    "test_pages.py", "test_pinning.py", "test_prediction.py", "test_python.py", "test_recalibrate.py", "test_reference.py",
     "test_rules.py", "test_smoke.py", "test_status.py", "test_summary.py", "test_validate.py",
 }  # fmt: skip
 
@@ -121,7 +122,7 @@ def _steps_are_not_kept(tmp_path_factory: pytest.TempPathFactory, monkeypatch: p
             folders.append(tmp_path_factory.mktemp("cache"))
         return folders[0] / kind
 
-    monkeypatch.setattr("scalebench.launch.kept_steps.cache_folder", folder)
+    monkeypatch.setattr("scalebench.calibration.kept_steps.cache_folder", folder)
 
 
 @pytest.fixture(scope="session", autouse=True)

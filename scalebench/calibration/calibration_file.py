@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from contextlib import suppress
 from pathlib import Path
 
@@ -18,6 +18,8 @@ from scalebench.study.load import from_home, to_home
 from scalebench.study.validation import explain
 from scalebench.system.atomic_write import write_atomic
 from scalebench.system.bounded_read import read_text
+
+THIS_MACHINE = "this-machine"  # the cluster that repeats the nodes and links of this machine
 
 
 class Measurement(BaseModel):
@@ -80,10 +82,10 @@ class Calibration(BaseModel):
             reference_s=reference_s,
         )
 
-    def lacking(self, sizes: set[int], most_workers: int) -> str:
+    def lacking(self, sizes: Collection[int], most_workers: int) -> str:
         """Name the batch `sizes`, and the loads of up to `most_workers` a node, without step times; empty if none."""
         known = [{batch.samples for batch in table.batches} for table in self.tables]
-        missing = sorted({size for own in known for size in sizes - own})
+        missing = sorted({size for own in known for size in set(sizes) - own})
         loads = sorted(set(loads_up_to(most_workers)) - {table.busy_workers for table in self.tables})
         parts = [f"batches of {', '.join(map(str, missing))} samples"] if missing else []
         parts += [f"{', '.join(map(str, loads))} busy workers"] if loads else []

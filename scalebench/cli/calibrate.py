@@ -70,10 +70,11 @@ def calibrate(
     busy workers of a node, and costs of engines by bytes, ranks and, in an allocation, nodes. Interrupted, the same
     command goes on with what is missing; further sizes (--batch) are added to the file.
     """
+    from scalebench.calibration.charging import calibrate as measure
     from scalebench.cli.progress import watching
     from scalebench.cluster.fitting import fit_engine
     from scalebench.comm import engines
-    from scalebench.launch.machine import calibrate as measure
+    from scalebench.launch.calibrating import request_of
     from scalebench.launch.planning import plan_study
     from scalebench.study.load import load_study
 
@@ -91,7 +92,7 @@ def calibrate(
     sizes = set(batches) or plan.batch_sizes({run.workers for run in plan.sweep.simulated})
     with watching() as watcher:
         watcher.phase("calibration", 0)
-        found = measure(plan, output, sizes, note=watcher.note)
+        found = measure(request_of(plan, plan.sweep.simulated), output, sizes, note=watcher.note)
     known = sorted({batch.samples for table in found.tables for batch in table.batches})
     loads = ", ".join(str(table.busy_workers) for table in found.tables)
     measured = sorted({entry.engine.partition("-")[0] for entry in found.engines.entries})

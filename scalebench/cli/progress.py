@@ -45,7 +45,7 @@ class Watcher:
         """Print a note, the same one only once; before the first run as far as there is room."""
         if self._level < 0 or text in self._noted:
             return
-        from scalebench.launch.sweep import Detail
+        from scalebench.formatting import Detail
 
         self._noted.add(text)
         if self._level > 0 or not self._before:

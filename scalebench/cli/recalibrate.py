@@ -44,9 +44,10 @@ def recalibrate(
     trained again. Losses and metrics stay. By a calibration the rows are further attempts: the latest attempt counts.
     """
     start_forkserver()  # imports torch while this process does
+    from scalebench.calibration.cost_sources import check_given_calibration
     from scalebench.cli.progress import watching
     from scalebench.cli.run_common import enter_first_folder
-    from scalebench.launch.machine import check_calibration
+    from scalebench.launch.calibrating import request_of
     from scalebench.launch.planning import plan_study
     from scalebench.launch.recalibration import recalibrate as charge_anew
     from scalebench.study.load import load_study
@@ -71,7 +72,8 @@ def recalibrate(
         asked = asked.model_copy(update={"calibration": calibration})
     plan = plan_study(asked)
     if calibration is not None:
-        check_calibration(replace(plan, study=asked.model_copy(update={"calibration": calibration})))
+        given = replace(plan, study=asked.model_copy(update={"calibration": calibration}))
+        check_given_calibration(request_of(given, given.sweep.simulated))
     elif asked.calibration is not None and plan.cluster.compute != "this-machine":  # of which the file has nothing
         plan = replace(plan, study=asked.model_copy(update={"calibration": None}))
     with watching() as watcher:

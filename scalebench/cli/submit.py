@@ -157,9 +157,9 @@ def _submit_study(
     from scalebench.batch.resources import allocation_for, choose_launcher, limits_of
     from scalebench.batch.shards import divide
     from scalebench.batch.submission import Submission, Submitter, begin, made_by
+    from scalebench.formatting import Detail
     from scalebench.launch.model_check import fits_unseen, look_at_model
     from scalebench.launch.planning import plan_study
-    from scalebench.launch.sweep import Detail
 
     choose_launcher(site, wanted)
     allocation = allocation_for(wanted, site, scheduler, asked["nodes"], asked["tasks_per_node"])

@@ -22,7 +22,7 @@ from scalebench.comm.launchers.mpirun import find as find_mpirun
 from scalebench.comm.mpi_match import ADD_MPI, REBUILD, library, mismatch
 from scalebench.errors import EngineError
 from scalebench.formatting import counted
-from scalebench.launch.engine_costs import measure_allreduce
+from scalebench.launch.calibrating import measure_allreduce
 from scalebench.launch.hosts import reachable
 from scalebench.records import machine
 from scalebench.system.memory import memory_mib, usable_memory_mib

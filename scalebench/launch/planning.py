@@ -17,10 +17,10 @@ from scalebench.data.dataset import Dataset, open_dataset
 from scalebench.data.layout import cut
 from scalebench.data.plan import BatchPlan
 from scalebench.errors import DataError, StudyError
-from scalebench.formatting import counted
+from scalebench.formatting import Detail, counted
 from scalebench.launch.engine_choice import in_job
 from scalebench.launch.hosts import Allocation, reachable
-from scalebench.launch.sweep import Detail, Sweep, expand, is_oversubscribed, strategy_warnings
+from scalebench.launch.sweep import Sweep, expand, is_oversubscribed, strategy_warnings
 from scalebench.launch.tuning import trials_of
 from scalebench.models.pinning import pinned
 from scalebench.models.registry import check_model, model_notes

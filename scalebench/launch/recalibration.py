@@ -24,8 +24,9 @@ import pandas as pd
 
 from scalebench.analysis.loading import Results, load
 from scalebench.calibration.calibration_file import read_calibration
+from scalebench.calibration.charging import machine_for
 from scalebench.errors import ResultsError, writing
-from scalebench.launch.machine import machine_for
+from scalebench.launch.calibrating import request_of
 from scalebench.launch.planning import StudyPlan
 from scalebench.launch.reporting import Reporter
 from scalebench.launch.study_run import StudyRun
@@ -156,7 +157,7 @@ def _machine(
         if study.device_step_time is not None:
             calibration = calibration.model_copy(update={"tables": [], "operations": {}})
         calibration.save(scratch / CALIBRATION)
-    return machine_for(plan, runs, scratch, charged=keeps, anew=True, note=reporter.note)
+    return machine_for(request_of(plan, runs), scratch, charged=keeps, anew=True, note=reporter.note)
 
 
 def _trace(run: Run, row: Any, epochs: pd.DataFrame) -> Trace:

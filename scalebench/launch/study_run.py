@@ -19,18 +19,20 @@ from pathlib import Path
 from typing import Any
 
 from scalebench.analysis.loading import read_trials
+from scalebench.calibration.charging import machine_for
+from scalebench.calibration.cost_sources import check_given_calibration, check_kept_calibration
 from scalebench.cluster.engine_costs import EngineCosts
 from scalebench.cluster.load import own_file
 from scalebench.comm import engines, slurm
 from scalebench.comm.launchers.choice import using
 from scalebench.errors import writing
-from scalebench.formatting import seconds
-from scalebench.launch.machine import check_calibration, check_kept_calibration, machine_for
+from scalebench.formatting import Detail, seconds
+from scalebench.launch.calibrating import request_of
 from scalebench.launch.model_check import look_at_model
 from scalebench.launch.planning import StudyPlan
 from scalebench.launch.real_runs import RealRuns
 from scalebench.launch.reporting import Reporter, Tally
-from scalebench.launch.sweep import Detail, is_oversubscribed, is_simulated
+from scalebench.launch.sweep import is_oversubscribed, is_simulated
 from scalebench.launch.traffic import TrafficCheck
 from scalebench.launch.work import Ended, Stage, Work, WorkQueue
 from scalebench.native.job import HEARTBEATS
@@ -82,7 +84,7 @@ def run_study(
     if plan.sweep.simulated:
         start_forkserver()
     plan.prepared.notes += look_at_model(plan)
-    check_calibration(plan)
+    check_given_calibration(request_of(plan, plan.sweep.simulated))
     with using(study.launcher), folder_lock(folder), Interruption(in_job=in_job(os.environ)) as interruption:
         keep_study(folder, study)
         with Store(folder) as store:
@@ -125,7 +127,7 @@ def standing(plan: StudyPlan, folder: Path) -> Standing:
         ClusterError, ResultsError: `run_study` would refuse it: another study of this name, damaged or incompatible
             records, a calibration that is lost or has changed, a folder that cannot be written or is being written.
     """
-    check_calibration(plan)
+    check_given_calibration(request_of(plan, plan.sweep.simulated))
     require_writable(folder)
     if owner := owner_of(folder):
         raise LockedError(folder / FILE, owner)
@@ -144,7 +146,7 @@ def standing(plan: StudyPlan, folder: Path) -> Standing:
     left = queue.left()
     charged = any(is_simulated(run_id) for run_id, _ in tried)
     if charged and any(run.is_virtual for run in left):
-        check_kept_calibration(queue.plan, folder)
+        check_kept_calibration(request_of(queue.plan, queue.plan.sweep.simulated), folder)
     ids = {run.run_id for run in left}
     done = [run for run in queue.planned() if run.run_id not in ids]
     return Standing(queue.plan, left, done, queue.most_to_come(), without_epochs)
@@ -246,7 +248,8 @@ class StudyRun:
             self._reporter.phase("calibration", 0)
         runs = [*self.plan.sweep.simulated, *self.plan.trials]
         charged = any(is_simulated(run_id) for run_id, _ in self._store.tried)
-        machine = machine_for(self.plan, runs, self.folder, charged=charged, note=self._reporter.note)
+        request = request_of(self.plan, runs)
+        machine = machine_for(request, self.folder, charged=charged, note=self._reporter.note)
         self._note_unmeasured(left, machine.engines)
         return {
             Stage.TRIALS: Simulator(machine, self.plan.validation.folders, self.folder),

@@ -14,6 +14,7 @@ import numpy as np
 from scalebench.cluster.spec import Cluster, require_step_times
 from scalebench.comm.engines.tasks import TASKS
 from scalebench.errors import ModelError, StudyError
+from scalebench.formatting import Detail
 from scalebench.launch.engine_choice import charged_engine, check_provided, native_points
 from scalebench.launch.hosts import Allocation, reachable, this_host
 from scalebench.native.job import server_ranks
@@ -45,10 +46,6 @@ _NOT_HASHED = {
 }
 _OF_TRIALS = {"trial", "validation"}  # not hashed for other runs, whose results they do not concern
 _OF_SIMULATIONS = {"cluster", "cluster_sha256", "device_step_time"}  # a native run is the same beside any of them
-
-
-class Detail(str):
-    """A note on how something is computed, without a consequence for the reader of the results: shown if asked for."""
 
 
 @dataclass

@@ -8,13 +8,14 @@ from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 
+from scalebench.calibration.charging import machine_for
 from scalebench.comm.engines import named
 from scalebench.comm.engines.tasks import TASKS
 from scalebench.comm.launchers.choice import using
 from scalebench.data.dataset import open_dataset
 from scalebench.errors import RunError, StudyError
+from scalebench.launch.calibrating import request_of
 from scalebench.launch.engine_choice import check_provided
-from scalebench.launch.machine import machine_for
 from scalebench.launch.model_check import look_at_model
 from scalebench.launch.planning import StudyPlan
 from scalebench.launch.real_runs import RealRuns
@@ -42,7 +43,7 @@ def trace(plan: StudyPlan, folder: Path) -> Timeline:
     look_at_model(plan)
     lanes: list[Lane] = []
     if run.is_virtual:
-        machine = machine_for(plan, [run], folder)
+        machine = machine_for(request_of(plan, [run]), folder)
         outcome, _ = simulate(run, open_dataset(plan.prepared.folders[run.workers]), machine)
     else:
         with _timeline_of_engine(run, folder) as path:

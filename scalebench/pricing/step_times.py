@@ -21,6 +21,10 @@ _TASK_COLUMNS = ("data_s", "forward_s", "backward_s", "update_s")
 STEP_TASKS = (Task.DATA, Task.FORWARD, Task.BACKWARD, Task.UPDATE)
 # A backward pass has two matrix products for each one of the forward pass; the update is neglected.
 FORWARD_SHARE, BACKWARD_SHARE = 1 / 3, 2 / 3
+STATED_STEPS = (  # what a user is told of them
+    "steps take the stated time and messages that of the network: what a strategy computes beside its steps (merging "
+    "and averaging models, updates of a server) is charged nothing"
+)
 
 
 Seconds = Annotated[list[Annotated[float, Field(ge=0, allow_inf_nan=False)]], Field(min_length=1)]

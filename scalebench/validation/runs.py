@@ -25,13 +25,14 @@ import pandas as pd
 from scalebench.analysis.intervals import calibration_interval
 from scalebench.analysis.loading import Results, load
 from scalebench.analysis.rounds import MEASURED, timed
-from scalebench.calibration.calibration_file import read_calibration
+from scalebench.calibration.calibration_file import THIS_MACHINE, read_calibration
+from scalebench.calibration.charging import Note, machine_of
 from scalebench.cluster.fitting import fit_engine
 from scalebench.cluster.load import load_cluster
 from scalebench.data.dataset import open_dataset
 from scalebench.errors import ClusterError, ResultsError
 from scalebench.formatting import counted
-from scalebench.launch.machine import THIS_MACHINE, Note, machine_of
+from scalebench.launch.calibrating import request_of
 from scalebench.launch.planning import StudyPlan, plan_study
 from scalebench.pricing.machine import Machine
 from scalebench.pricing.platform import scaled_engines
@@ -117,7 +118,7 @@ def _machine(plan: StudyPlan, path: Path, runs: pd.DataFrame) -> Machine:
     references = runs["reference_step_s"].dropna().tolist()
     if plan.study.device_step_time is None and references:
         calibration = calibration.at(fmean(references))
-    machine = machine_of(calibration, plan, plan.sweep.simulated)
+    machine = machine_of(calibration, request_of(plan, plan.sweep.simulated))
     return machine if plan.cluster.compute == "this-machine" else replace(machine, cluster=load_cluster(THIS_MACHINE))
 
 

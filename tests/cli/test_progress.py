@@ -9,7 +9,7 @@ from rich.console import Console
 from rich.progress import Progress
 
 from scalebench.cli.progress import Watcher
-from scalebench.launch.sweep import Detail
+from scalebench.formatting import Detail
 from scalebench.training.outcome import Outcome
 
 

@@ -51,8 +51,8 @@ def machine(tmp_path, monkeypatch, machine, invoke):
             return machine.engines.model_copy(update={"entries": entries})
 
     here = Machine()
-    monkeypatch.setattr("scalebench.launch.machine.measure_steps", here.steps)
-    monkeypatch.setattr("scalebench.launch.engine_costs.measure_engine_costs", here.engines)
+    monkeypatch.setattr("scalebench.calibration.charging.measure_steps", here.steps)
+    monkeypatch.setattr("scalebench.calibration.engine_measurement.measure_engine_costs", here.engines)
     return here
 
 

@@ -48,7 +48,9 @@ class Net(torch.nn.Linear):
 def scalebench(tmp_path, monkeypatch, invoke, machine):
     monkeypatch.chdir(tmp_path)
     # How long real engines take to be measured says how busy the machine is.
-    monkeypatch.setattr("scalebench.launch.engine_costs.measure_engine_costs", lambda *_, **__: machine.engines)
+    monkeypatch.setattr(
+        "scalebench.calibration.engine_measurement.measure_engine_costs", lambda *_, **__: machine.engines
+    )
     given = Calibration(key="given", tables=machine.tables, engines=machine.engines)
     (tmp_path / "given.json").write_text(given.model_dump_json())
     (tmp_path / "study.yaml").write_text(STUDY)

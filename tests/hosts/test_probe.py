@@ -16,8 +16,9 @@ import sys
 
 import pytest
 from pathlib import Path
-from scalebench.launch.engine_costs import measure_engine_costs
-costs = measure_engine_costs(Path(sys.argv[1]), ["mpi", "gloo"], seconds=1.0)
+from scalebench.calibration.engine_measurement import measure_engine_costs
+from scalebench.launch.calibrating import ranks_on_this_host
+costs = measure_engine_costs(Path(sys.argv[1]), ["mpi", "gloo"], ranks_on_this_host, seconds=1.0)
 print(sorted({entry.ranks for entry in costs.entries}))
 """
 

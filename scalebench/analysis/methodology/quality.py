@@ -12,7 +12,7 @@ from collections.abc import Iterator, Sequence
 
 import pandas as pd
 
-from scalebench.analysis.environment import THIS_MACHINE, states_steps, supposed
+from scalebench.analysis.environment import states_steps, supposed
 from scalebench.analysis.grouping import PLACE, place
 from scalebench.analysis.intervals import NOTHING_VARIES
 from scalebench.analysis.loading import Results
@@ -30,6 +30,7 @@ from scalebench.analysis.significance import (
     time_trend,
     two_groups_p,
 )
+from scalebench.calibration.calibration_file import THIS_MACHINE
 from scalebench.formatting import counted, percent, share
 from scalebench.study.spec import SIMULATED
 

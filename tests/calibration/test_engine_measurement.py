@@ -1,19 +1,20 @@
 import pytest
 
+from scalebench.calibration import engine_measurement
+from scalebench.calibration.engine_measurement import measure_engine_costs
 from scalebench.cluster.engine_costs import EngineCost, EngineCosts
 from scalebench.comm import engines
 from scalebench.errors import EngineError
-from scalebench.launch import engine_costs
-from scalebench.launch.engine_costs import measure_engine_costs
+from scalebench.launch.calibrating import ranks_on_this_host
 
 
 @pytest.fixture(scope="module")
 def measured(tmp_path_factory):
-    here = [name for name in engine_costs.MEASURABLE if engines.available(name) is None]
+    here = [name for name in engine_measurement.MEASURABLE if engines.available(name) is None]
     if "mpi" not in here:
         pytest.skip("no MPI")
     cache = tmp_path_factory.mktemp("cache")
-    measure = engine_costs._measure
+    measure = engine_measurement._measure
 
     def undisturbed(*arguments):  # however busy this machine is
         costs = measure(*arguments)
@@ -21,8 +22,8 @@ def measured(tmp_path_factory):
         return costs.model_copy(update={"entries": entries})
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(engine_costs, "_measure", undisturbed)
-        return cache, here, measure_engine_costs(cache, here, seconds=4.0)
+        patch.setattr(engine_measurement, "_measure", undisturbed)
+        return cache, here, measure_engine_costs(cache, here, ranks_on_this_host, seconds=4.0)
 
 
 def test_each_engine_has_a_complete_curve_with_source(measured):
@@ -55,12 +56,12 @@ def test_horovod_waits_for_its_cycle(measured):
 
 def test_costs_are_cached_by_machine_and_versions(measured, monkeypatch):
     cache, here, costs = measured
-    monkeypatch.setattr(engine_costs, "_measure", lambda *_: pytest.fail("measured again"))
-    assert measure_engine_costs(cache, here) == costs
+    monkeypatch.setattr(engine_measurement, "_measure", lambda *_: pytest.fail("measured again"))
+    assert measure_engine_costs(cache, here, ranks_on_this_host) == costs
     assert len(list((cache / "engine-costs").iterdir())) == 1
-    monkeypatch.setattr(engine_costs, "version", lambda name: "99")
+    monkeypatch.setattr(engine_measurement, "version", lambda name: "99")
     with pytest.raises(pytest.fail.Exception, match="measured again"):
-        measure_engine_costs(cache, here)
+        measure_engine_costs(cache, here, ranks_on_this_host)
 
 
 def test_disturbed_costs_are_used_but_not_cached(tmp_path, monkeypatch):
@@ -68,13 +69,13 @@ def test_disturbed_costs_are_used_but_not_cached(tmp_path, monkeypatch):
         pytest.skip(reason)
     quiet = [EngineCost(engine=name, ranks=2, alpha_s=1e-6, source="made up") for name in ("mpi", "mpi-server")]
     taken = [quiet[0], quiet[1].model_copy(update={"disturbed": True})]
-    monkeypatch.setattr(engine_costs.BackgroundLoad, "share", lambda _: 0.9)
-    monkeypatch.setattr(engine_costs, "_measure", lambda *_: EngineCosts(entries=taken))
-    costs = measure_engine_costs(tmp_path, ["mpi"])
+    monkeypatch.setattr(engine_measurement.BackgroundLoad, "share", lambda _: 0.9)
+    monkeypatch.setattr(engine_measurement, "_measure", lambda *_: EngineCosts(entries=taken))
+    costs = measure_engine_costs(tmp_path, ["mpi"], ranks_on_this_host)
     assert (costs.entries, costs.others_load) == (taken, 0.9)
     assert not list(tmp_path.iterdir())
-    monkeypatch.setattr(engine_costs, "_measure", lambda *_: EngineCosts(entries=quiet))
-    assert measure_engine_costs(tmp_path, ["mpi"]).entries == quiet
+    monkeypatch.setattr(engine_measurement, "_measure", lambda *_: EngineCosts(entries=quiet))
+    assert measure_engine_costs(tmp_path, ["mpi"], ranks_on_this_host).entries == quiet
     assert not costs.model_copy(update={"entries": quiet}).disturbed, "a busy machine in undisturbed windows"
     (path,) = tmp_path.rglob("*.json")
     assert EngineCosts.load(path).others_load == 0.9
@@ -83,7 +84,7 @@ def test_disturbed_costs_are_used_but_not_cached(tmp_path, monkeypatch):
 def test_missing_engine_and_failed_probe_raise_one_line(tmp_path, monkeypatch):
     monkeypatch.setattr(engines, "available", lambda name, **_: "it is not here")
     with pytest.raises(EngineError, match="engine mpi is not available: it is not here"):
-        measure_engine_costs(tmp_path, ["mpi"])
+        measure_engine_costs(tmp_path, ["mpi"], ranks_on_this_host)
     monkeypatch.undo()
     if reason := engines.available("mpi"):
         pytest.skip(reason)
@@ -91,6 +92,6 @@ def test_missing_engine_and_failed_probe_raise_one_line(tmp_path, monkeypatch):
     (tmp_path / "mpi4py").mkdir()
     (tmp_path / "mpi4py" / "__init__.py").write_text("raise ImportError('a shadow')")
     with pytest.raises(EngineError, match="failed: ImportError: a shadow") as caught:
-        measure_engine_costs(tmp_path, ["mpi"])
+        measure_engine_costs(tmp_path, ["mpi"], ranks_on_this_host)
     assert "\n" not in str(caught.value)
     assert not (tmp_path / "engine-costs").exists()

@@ -31,7 +31,7 @@ def scalebench(tmp_path, monkeypatch, invoke, machine):
         ]
         return machine.engines.model_copy(update={"entries": entries})
 
-    monkeypatch.setattr("scalebench.launch.engine_costs.measure_engine_costs", measured)
+    monkeypatch.setattr("scalebench.calibration.engine_measurement.measure_engine_costs", measured)
 
     invoke.factor = 1.0
     return invoke

