@@ -52,10 +52,10 @@ RANKS = {
 # Those whose tests draw, pack, train or judge whole studies, some tenths of a second or more each.
 STUDIES = {
     "artifact", "export", "figures", "laws", "validation",
-    "test_artifact.py", "test_browser.py", "test_comparability.py", "test_compare.py", "test_compare_studies.py",
-    "test_cost_sources.py", "test_hostile.py", "test_layers.py", "test_operation_costs.py", "test_page.py",
-    "test_pages.py", "test_pinning.py", "test_prediction.py", "test_python.py", "test_recalibrate.py", "test_reference.py",
-    "test_rules.py", "test_smoke.py", "test_status.py", "test_summary.py", "test_validate.py",
+    "test_artifact.py", "test_browser.py", "test_charging.py", "test_comparability.py", "test_compare.py",
+    "test_compare_studies.py", "test_hostile.py", "test_layers.py", "test_operation_costs.py", "test_page.py",
+    "test_pages.py", "test_pinning.py", "test_prediction.py", "test_python.py", "test_recalibrate.py",
+    "test_reference.py", "test_rules.py", "test_smoke.py", "test_status.py", "test_summary.py", "test_validate.py",
 }  # fmt: skip
 
 
