@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from functools import partial
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -23,6 +23,7 @@ from scalebench.training.reference_step import Gauge
 if TYPE_CHECKING:
     import torch
 
+_T = TypeVar("_T")
 FEWEST_ROUNDS = 8
 _FEWEST_ROUNDS_FAST = 40  # of models with a step below _FAST_S
 _RELEASES = (5, 50)  # least and most backward passes for the release times of gradients
@@ -57,6 +58,9 @@ class LapClock:
         now = time.perf_counter()
         self.laps[task].append(now - self._mark)
         self._mark = now
+
+    def work(self, operation: Callable[..., _T], *arguments: object) -> _T:
+        return operation(*arguments)
 
     def elapsed(self) -> float:
         return 0.0
@@ -239,7 +243,7 @@ def single_replica(run: Run, dataset: Any, size: int, device: torch.device) -> A
     plan = BatchPlan(rows, 1, seed=run.seed, batch_per_worker=size)
     clock = LapClock(partial(torch.cuda.synchronize, device)) if device.type == "cuda" else LapClock()
     solo = run.model_copy(update={"workers": 1, "init_weights": None})
-    return Replica(solo, part, plan, lone_communicator(), clock, device)  # type: ignore[arg-type]
+    return Replica(solo, part, plan, lone_communicator(), clock, device)
 
 
 def bounded(least: int, most: int | None, seconds: float) -> Iterator[int]:
