@@ -392,10 +392,17 @@ class Predictor:
         """Return the costs by `engine`; of so many workers that overlap averages of gradients, with these."""
         busy = min(overlapping, platform.cluster.node.workers_per_node)
         samples = self.workload.batches(overlapping)[1] if overlapping else 0.0
-        links, engines = platform.cluster.links, id(platform.engines)
-        numbers = [(link.latency_s, link.bandwidth_bytes_per_s) for link in (links.intra, links.inter)]
-        key = (platform.cluster.name, *numbers, engines, platform.collective, engine if engines else "", busy, samples)
-        key = (*key, platform.cycle)
+        links = platform.cluster.links
+        key = (
+            platform.cluster.name,
+            *((link.latency_s, link.bandwidth_bytes_per_s) for link in (links.intra, links.inter)),
+            id(platform.engines),  # kept alive by the costs that the key leads to
+            platform.collective,
+            platform.cycle,
+            engine,
+            busy,
+            samples,
+        )
         if key not in self._costs:
             network = Network(platform.cluster, platform.cluster.node.workers_per_node, platform.collective)
             tensors = self._gradients(overlapping) if overlapping else []
