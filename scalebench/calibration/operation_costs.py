@@ -16,7 +16,7 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from scalebench.calibration.step_windows import bounded
+from scalebench.calibration.quiet_rounds import Until, quiet_rounds
 from scalebench.data.dataset import Dataset
 from scalebench.data.plan import BatchPlan
 from scalebench.errors import RunError
@@ -31,7 +31,7 @@ from scalebench.virtual.engine import Simulation
 _T = TypeVar("_T")
 _STEPS = 16  # of an epoch
 _BUDGET_S = 2.0  # of the processor, for each run
-_RUNS = (2, 100)  # least and most of a strategy
+_FEWEST_RUNS, _MOST_RUNS = 2, 100  # of a strategy
 _RUNS_S = 1.0
 Found = dict[str, list[tuple[int, float]]]  # by operation: (multiple of the messages, seconds)
 
@@ -101,15 +101,20 @@ def measure_operations(runs: Sequence[Run], datasets: dict[int, Dataset], machin
         if strategy.arithmetic(run.workers) is not None:  # only steps and averages of gradients
             times[name] = {}
             continue
+        until: Until[Found] = Until(_RUNS_S, fewest=_FEWEST_RUNS, most=_MOST_RUNS)
+        rounds = quiet_rounds(partial(_played, run, datasets[run.workers], machine), gauge.seconds, until)
         found: Found = defaultdict(list)
-        for _ in bounded(*_RUNS, _RUNS_S):
-            simulation = _MeasuringSimulation([run], datasets[run.workers], machine)
-            reference_s = gauge.seconds()
-            factor = machine.reference_s / reference_s if machine.reference_s else 1.0
-            for operation, calls in simulation.measure(simulation.plan.batch_size).items():
+        for each in rounds:
+            factor = machine.reference_s / each.reference_s if machine.reference_s else 1.0
+            for operation, calls in each.found.items():
                 found[operation] += [(multiple, seconds * factor) for multiple, seconds in calls]
         times[name] = {operation: _time(calls, run.workers) for operation, calls in sorted(found.items())}
     return times
+
+
+def _played(run: Run, dataset: Dataset, machine: Machine) -> Found:
+    simulation = _MeasuringSimulation([run], dataset, machine)
+    return simulation.measure(simulation.plan.batch_size)
 
 
 def _time(calls: list[tuple[int, float]], workers: int) -> OperationTime:

@@ -8,6 +8,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from scalebench.calibration.quiet_rounds import are_enough
 from scalebench.calibration.step_windows import FEWEST_ROUNDS, StepWindows
 from scalebench.errors import DisturbedError
 from scalebench.formatting import counted
@@ -62,7 +63,7 @@ def _lacking(found: list[StepWindows], load: int) -> str:
     """Name a batch size without enough undisturbed windows; empty if there is none."""
     for size in sorted({windows.size for windows in found}):
         undisturbed = sum(int(windows.undisturbed.sum()) for windows in found if windows.size == size)
-        if undisturbed < min(FEWEST, FEWEST_ROUNDS * load):
+        if not are_enough(undisturbed, FEWEST_ROUNDS * load):
             beside = f"beside {counted(load - 1, 'other worker')}" if load > 1 else "alone"
             return f"a step of {size} samples {beside}"
     return ""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
+from scalebench.calibration.quiet_rounds import Round, Until, quiet_rounds
 from scalebench.comm.alone import lone_communicator
 from scalebench.pricing.step_times import STEP_TASKS
 from scalebench.study.spec import Run
@@ -128,9 +129,8 @@ class StepWindows(NamedTuple):
 
 
 class _Window(NamedTuple):
-    """One window: its round, seconds (4, steps) by task, and seconds of a step and of a reference step."""
+    """One window: seconds (4, steps) by task, and seconds of a step and of a reference step."""
 
-    number: int
     laps: NDArray[np.float64]
     reference_s: float
     processor_s: tuple[float, float]
@@ -147,8 +147,6 @@ class Rounds:
         self._barrier, self._going = barrier, going
         self._batches = (batch for epoch in itertools.count() for batch in replica.batches(epoch))
         self._stopwatch = Stopwatch(computes=replica.device.type == "cpu")  # the thread of a GPU's step waits for it
-        self._rows: list[_Window] = []
-        self._alone: list[float] = []
 
     def run(self, size: int, release: list[float], each_s: float) -> StepWindows | None:
         """Run rounds until process 0 has a precise median or `each_s` are over; None for a process beyond the load."""
@@ -157,38 +155,45 @@ class Rounds:
         step_s = self._warm()
         fast = step_s < _FAST_S
         per_window = _STEPS if fast else 1
-        per_round = max(1, min(20, round(_ROUND_S / (2 * per_window * step_s))))
+        per_round = max(1, min(20, round(_ROUND_S / (2 * per_window * step_s)))) if self._index < self._load else 0
         least = _FEWEST_ROUNDS_FAST if fast else FEWEST_ROUNDS
-        end = time.perf_counter() + each_s
-        for number in itertools.count():
-            self._barrier.wait()
-            if self._index == 0:
-                self._alone.append(self._gauge.seconds())
-                in_time = time.perf_counter() < end
-                going = number < FEWEST_ROUNDS or (in_time and (number < least or not self._precise()))
-                self._going.value = going
-            self._barrier.wait()
-            if not self._going.value:
-                break
-            if self._index < self._load:
-                for _ in range(per_round):
-                    self._window(number, per_window, warm=fast)
+        until = Until(each_s, fewest=FEWEST_ROUNDS, least=least, precise=_is_precise)
+        rounds = quiet_rounds(
+            lambda: [self._window(per_window, warm=fast) for _ in range(per_round)],
+            self._reference,
+            partial(self._is_over, until),
+        )
         if self._index >= self._load:
             return None
+        windows = [window for each in rounds for window in each.found]
         shuffles = clock.laps[Task.SHUFFLE]
         return StepWindows(
             self._load,
             size,
-            rounds=np.array([window.number for window in self._rows]),
-            seconds=np.array([window.laps.mean(axis=1) for window in self._rows]).T,
-            undisturbed=np.array([window.undisturbed for window in self._rows]),
-            steps=np.array([window.laps.sum(axis=0) for window in self._rows]),
+            rounds=np.repeat(np.arange(len(rounds)), per_round),
+            seconds=np.array([window.laps.mean(axis=1) for window in windows]).T,
+            undisturbed=np.array([window.undisturbed for window in windows]),
+            steps=np.array([window.laps.sum(axis=0) for window in windows]),
             shuffle_s_per_sample=float(np.median(shuffles)) / self._replica.plan.n if shuffles else 0.0,
             release=release,
-            references=np.array([window.reference_s for window in self._rows]),
-            processor=np.array([window.processor_s for window in self._rows]).T,
-            alone=np.array(self._alone[:number]),
+            references=np.array([window.reference_s for window in windows]),
+            processor=np.array([window.processor_s for window in windows]).T,
+            alone=np.array([each.reference_s for each in rounds] if self._index == 0 else []),
         )
+
+    def _reference(self) -> float:
+        """Return the reference step of process 0, for which the others wait; NaN for these."""
+        seconds = self._gauge.seconds() if self._index == 0 else math.nan
+        self._barrier.wait()
+        return seconds
+
+    def _is_over(self, until: Until[list[_Window]], rounds: Sequence[Round[list[_Window]]]) -> bool:
+        """Let process 0 decide for all, once none of them measures any more."""
+        self._barrier.wait()
+        if self._index == 0:
+            self._going.value = not until(rounds)
+        self._barrier.wait()
+        return not self._going.value
 
     def _warm(self) -> float:
         """Return approximate seconds of one step: the shortest of some, as other programs only add to one."""
@@ -202,7 +207,7 @@ class Rounds:
     def _step(self) -> None:
         self._replica.local_step(next(self._batches))
 
-    def _window(self, number: int, steps: int, *, warm: bool) -> None:
+    def _window(self, steps: int, *, warm: bool) -> _Window:
         """Time a window of reference steps and `steps`, both after untimed steps if `warm`."""
         clock: LapClock = self._replica.clock
         self._stopwatch.start()
@@ -222,11 +227,13 @@ class Rounds:
         processor_s = (moments[3] - moments[2]) / steps, (moments[1] - moments[0]) / _STEPS
         if isinstance(self._gauge, SecondsGauge):  # the thread waits while the device computes
             processor_s = float(laps.sum()) / steps, reference_s
-        self._rows.append(_Window(number, laps, reference_s, processor_s, undisturbed))
+        return _Window(laps, reference_s, processor_s, undisturbed)
 
-    def _precise(self) -> bool:
-        known = [window for window in self._rows if window.undisturbed]
-        return typical([window.laps.sum() / window.laps.shape[1] / window.reference_s for window in known]).precise
+
+def _is_precise(rounds: Sequence[Round[list[_Window]]]) -> bool:
+    """Return True if the median step of the undisturbed windows is precise, in reference steps."""
+    quiet = [window for each in rounds for window in each.found if window.undisturbed]
+    return typical([window.laps.sum() / window.laps.shape[1] / window.reference_s for window in quiet]).precise
 
 
 def single_replica(run: Run, dataset: Any, size: int, device: torch.device) -> Any:

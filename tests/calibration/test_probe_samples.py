@@ -5,15 +5,16 @@ from __future__ import annotations
 import pytest
 
 from scalebench.calibration.probes.probe_samples import Found, Sample
+from scalebench.calibration.quiet_rounds import Round
 
 
 def rounds(*seconds, key=("mpi", 4), reference=1e-3, ranks=2, disturbed=()):
     """One window a round of each rank; `disturbed` names pairs of round and rank."""
-    found = Found()
-    for number, each in enumerate(seconds):
-        found.references.append(reference)
-        found.add([[Sample(key, each + rank, undisturbed=(number, rank) not in disturbed)] for rank in range(ranks)])
-    return found
+    made = [
+        [[Sample(key, each + rank, undisturbed=(number, rank) not in disturbed)] for rank in range(ranks)]
+        for number, each in enumerate(seconds)
+    ]
+    return Found([Round(reference, samples) for samples in made])
 
 
 def test_cost_is_the_median_of_the_first_ranks_undisturbed_windows():
@@ -37,12 +38,12 @@ def test_lower_decile_counts_where_few_windows_are_undisturbed():
 
 
 def test_disturbed_operations_are_told_apart_by_their_phase():
-    found = Found()
+    made = []
     for number in range(11):
-        found.references.append(1e-3)
         late = 5.0 if number % 3 else 0.0  # waits for a core, of either operation
         each = (1.0 + late, 3.0 + 5.0 - late)
-        found.add([[Sample(("horovod", 4), sum(each) / 2, undisturbed=False, each=each)]])
+        made.append(Round(1e-3, [[Sample(("horovod", 4), sum(each) / 2, undisturbed=False, each=each)]]))
+    found = Found(made)
     assert found.seconds(("horovod", 4), relative=False) == pytest.approx(2.0), "no window has less than 4.5"
 
 
@@ -58,23 +59,18 @@ def test_all_of_few_windows_must_be_undisturbed():
 
 
 def test_windows_are_matched_by_name_and_place_in_their_round():
-    found = Found()
-    found.references.append(1e-3)
     mine = [Sample(("alone", 0), seconds, undisturbed=True) for seconds in (1.0, 2.0)]
     its = [Sample(("alone", 0), 5.0, undisturbed=seconds > 5) for seconds in (5.0, 6.0)]
-    found.add([mine, [*its, Sample(("mpi-onesided", 4), 7.0, undisturbed=True)]])
-    found.add([[], []])
+    whole = [mine, [*its, Sample(("mpi-onesided", 4), 7.0, undisturbed=True)]]
+    found = Found([Round(1e-3, whole), Round(1e-3, [[], []])])
     assert found.values(("mpi-onesided", 4), relative=False) == [7.0]
     assert found.share_undisturbed() == pytest.approx(2 / 3)
     assert found.values(("alone", 0), relative=False) == pytest.approx([1.1]), "one of two is not enough"
 
 
 def test_relative_cost_is_independent_of_the_machine_speed():
-    found = Found()
-    for number in range(24):
-        slow = number % 2
-        found.references.append(2e-3 if slow else 1e-3)
-        found.add([[Sample(("mpi", 4), 20.0 if slow else 10.0, undisturbed=True)]])
+    fast, slow = (Round(factor * 1e-3, [[Sample(("mpi", 4), factor * 10.0, undisturbed=True)]]) for factor in (1, 2))
+    found = Found([fast, slow] * 12)
     assert found.reference_s == pytest.approx(1.5e-3)
     assert found.values(("mpi", 4), relative=True) == pytest.approx([15.0] * 24)
     assert found.precise(relative=True)
@@ -83,15 +79,10 @@ def test_relative_cost_is_independent_of_the_machine_speed():
 
 
 def test_costs_that_fall_with_the_bytes_are_not_precise():
-    found = Found()
     costs = {4: 1.0, 4096: 2.0, 65536: 1.99}  # within 2 % of the smaller message's
-    for _ in range(12):
-        found.references.append(1e-3)
-        found.add([[Sample(("mpi", nbytes), cost, undisturbed=True) for nbytes, cost in costs.items()]])
-    assert found.precise(relative=True)
-    for _ in range(30):
-        found.references.append(1e-3)
-        found.add([[Sample(("mpi", 65536), 1.5, undisturbed=True)]])
+    first = [Round(1e-3, [[Sample(("mpi", nbytes), cost, undisturbed=True) for nbytes, cost in costs.items()]])] * 12
+    assert Found(first).precise(relative=True)
+    found = Found(first + [Round(1e-3, [[Sample(("mpi", 65536), 1.5, undisturbed=True)]])] * 30)
     assert found.seconds(("mpi", 65536)) == 1.5
     assert not found.precise(relative=True)
 
@@ -100,7 +91,5 @@ def test_one_disturbed_round_counts_its_fastest_operations():
     """Operations that each begin at another phase of a cycle count all: their mean is the cost."""
     each = tuple(float(n) for n in range(1, 12))
     for in_phases, expected in ((False, 2.0), (True, 6.0)):
-        found = Found()
-        found.references.append(1.0)
-        found.add([[Sample(("sum", 4), 6.0, False, each, in_phases)]])
+        found = Found([Round(1.0, [[Sample(("sum", 4), 6.0, False, each, in_phases)]])])
         assert found.seconds(("sum", 4)) == pytest.approx(expected)

@@ -10,7 +10,8 @@ from statistics import fmean
 
 from mpi4py import MPI
 
-from scalebench.calibration.probes.probe_samples import Found, Key, Sample
+from scalebench.calibration.probes.probe_samples import Found, Key, Sample, Samples
+from scalebench.calibration.quiet_rounds import Until, quiet_rounds
 from scalebench.system.background_load import BackgroundLoad, taken_by
 from scalebench.system.clock import WallClock
 from scalebench.system.stopwatch import Stopwatch
@@ -19,7 +20,7 @@ from scalebench.training.reference_step import Gauge
 CYCLE_S = 1e-3  # Horovod's default; it keeps the cycle of its last start where none is stated
 _WINDOW_S = 3e-3  # aimed at; at least one operation
 _MOST = 100  # operations of a window
-_ROUNDS, _ROUNDS_BEYOND = 5, 2  # at least, within the time and within twice the time
+_ROUNDS, _FEWEST_ROUNDS = 5, 2  # at least, within the time and within twice the time
 _OTHERS = 0.2  # share of the cores that others may take in a round of engines with threads of their own
 _LARGE, _FEW, _SOME = 1 << 20, 2, 8  # bytes, and operations of a window with more and with less
 _PAUSES = 12  # operations of a window that each follow some computing, from none to a cycle long
@@ -39,24 +40,29 @@ class ProbeRounds:
     def measure(self, one_round: Callable[[], list[Sample]], *, relative: bool) -> Found:
         """Repeat `one_round` until all costs are precise or the time is over; `relative`: to the reference step.
 
-        A second round may take as long again.
+        Beside many busy programs one round may take longer than all rounds may: a second one may take as long again.
         """
-        found = Found()
-        end = time.perf_counter() + self._seconds
-        going = True
-        while going:
-            found.references.append(self._reference())
-            background = BackgroundLoad(taken_by(self._family), of=self._family[0])
-            samples = self.mpi.allgather(one_round())
-            if not relative and (background.share() or 0.0) > _OTHERS:
-                samples = [[sample._replace(undisturbed=False) for sample in own] for own in samples]
-            found.add(samples)
-            rounds, now = len(found.references), time.perf_counter()
-            wanted = rounds < _ROUNDS or not found.precise(relative=relative)
-            # Beside many busy programs one round may take longer than all rounds may.
-            more = wanted and now < (end + self._seconds if rounds < _ROUNDS_BEYOND else end)
-            going = self.mpi.bcast(more)
-        return found
+        until: Until[Samples] = Until(
+            self._seconds,
+            fewest=_FEWEST_ROUNDS,
+            patience=2.0,
+            least=_ROUNDS,
+            precise=lambda rounds: Found(rounds).precise(relative=relative),
+        )
+        rounds = quiet_rounds(
+            lambda: self._samples(one_round, relative=relative),
+            self._reference,
+            lambda rounds: self.mpi.bcast(until(rounds) if self.mpi.rank == 0 else None),
+        )
+        return Found(rounds)
+
+    def _samples(self, one_round: Callable[[], list[Sample]], *, relative: bool) -> Samples:
+        """Return the samples of all ranks; threads of engines' own disturb each other, so that others' load decides."""
+        background = BackgroundLoad(taken_by(self._family), of=self._family[0])
+        samples = self.mpi.allgather(one_round())
+        if not relative and (background.share() or 0.0) > _OTHERS:
+            return [[sample._replace(undisturbed=False) for sample in own] for own in samples]
+        return samples
 
     def _reference(self) -> float:
         """Time of the reference step on rank 0 while the others sleep."""

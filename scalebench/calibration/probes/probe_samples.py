@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from itertools import pairwise
 from statistics import fmean
 from typing import NamedTuple
@@ -11,8 +11,9 @@ from typing import NamedTuple
 import numpy as np
 from scipy.optimize import isotonic_regression
 
+from scalebench.calibration.quiet_rounds import Round, are_enough
 from scalebench.cluster.engine_costs import EngineCost
-from scalebench.system.stopwatch import FEWEST, typical
+from scalebench.system.stopwatch import typical
 
 GRID = (4, 4 << 10, 16 << 10, 64 << 10, 256 << 10, 1 << 20, 4 << 20, 16 << 20)  # bytes
 _LOWER = 0.1  # quantile of disturbed times
@@ -33,26 +34,21 @@ class Sample(NamedTuple):
     in_phases: bool = False
 
 
+Samples = list[list[Sample]]  # of one round, by rank
+
+
 class Found:
-    """The windows of all rounds so far, and the reference step of each round, in seconds."""
+    """The windows of all rounds so far, and the reference step of each round, in seconds.
 
-    def __init__(self) -> None:
-        self.references: list[float] = []
+    Of each window the first rank's time counts; it is undisturbed if it was so on every rank.
+    """
+
+    def __init__(self, rounds: Sequence[Round[Samples]]) -> None:
+        self.references = [each.reference_s for each in rounds]
         self._windows: dict[Key, list[tuple[int, Sample]]] = {}
-
-    def add(self, samples: Sequence[Sequence[Sample]]) -> None:
-        """Add one round's samples by rank: the first rank's time counts, undisturbed if it was so on every rank."""
-        together: dict[tuple[Key, int], list[Sample]] = {}
-        for of_rank in samples:
-            seen: Counter[Key] = Counter()
-            for sample in of_rank:
-                together.setdefault((sample.key, seen[sample.key]), []).append(sample)
-                seen[sample.key] += 1
-        for (key, _), own in together.items():
-            undisturbed = all(sample.undisturbed for sample in own)
-            self._windows.setdefault(key, []).append(
-                (len(self.references) - 1, own[0]._replace(undisturbed=undisturbed))
-            )
+        for number, each in enumerate(rounds):
+            for sample in _together(each.found):
+                self._windows.setdefault(sample.key, []).append((number, sample))
 
     @property
     def reference_s(self) -> float:
@@ -68,7 +64,7 @@ class Found:
         windows = self._windows[key]
         scales = [self.reference_s / self.references[number] if relative else 1.0 for number, _ in windows]
         kept = [scale * one.seconds for scale, (_, one) in zip(scales, windows, strict=True) if one.undisturbed]
-        if len(kept) >= min(FEWEST, len(windows)):
+        if are_enough(len(kept), len(windows)):
             return kept
         each = [one.each or (one.seconds,) for _, one in windows]
         table = np.array(scales)[:, None] * np.array(each)
@@ -101,6 +97,18 @@ class Found:
         for name, nbytes in sorted(self._windows):
             curves.setdefault(name, []).append(self.seconds((name, nbytes), relative=relative))
         return all(a <= b * 1.02 for curve in curves.values() for a, b in pairwise(curve))
+
+
+def _together(samples: Samples) -> Iterator[Sample]:
+    """Yield the windows of one round, of which each rank has a sample: those of one key in their order."""
+    windows: dict[tuple[Key, int], list[Sample]] = {}
+    for of_rank in samples:
+        seen: Counter[Key] = Counter()
+        for sample in of_rank:
+            windows.setdefault((sample.key, seen[sample.key]), []).append(sample)
+            seen[sample.key] += 1
+    for own in windows.values():
+        yield own[0]._replace(undisturbed=all(sample.undisturbed for sample in own))
 
 
 def entry(
