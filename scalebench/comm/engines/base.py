@@ -46,7 +46,7 @@ class Engine(ABC):
     on_gpus: ClassVar[bool] = False  # a worker takes a GPU of its own
     has_ranks: ClassVar[bool] = True  # started together by a launcher, for whole runs
     cannot_carry: ClassVar[frozenset[str]] = frozenset()  # dtypes
-    is_measured: ClassVar[bool] = False  # by `measure` of native/probe_NAME.py, for the cost of virtual runs
+    is_measured: ClassVar[bool] = False  # by calibration/probes/probe_NAME.py, for the cost of virtual runs
     moves_by: ClassVar[str] = ""  # engine that moves its bytes, and has its costs between nodes
     timeline_variable: ClassVar[str] = ""  # names the file of a timeline that it writes itself
 
