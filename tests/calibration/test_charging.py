@@ -127,7 +127,7 @@ def test_strategy_operations_are_measured_once_and_kept(scalebench):
     assert both["allreduce"] == {}
     scalebench(*more, "--name", "again", "--calibration", path)
     assert times("again") == times("mine")
-    said = scalebench(*more, "--strategy", "slowmo", "--name", "other", "--calibration", path)
+    said = scalebench(*more, "--strategy", "slowmo", "--name", "other", "--calibration", path, "--verbose")
     assert "does not say what slowmo computes beside its steps: nothing is charged for it" in " ".join(said.split())
 
 
