@@ -42,8 +42,9 @@ def validate(
 
     Runs of one or more studies (default: the newest in results/) are priced by the study's calibration, as modelled
     runs are; doublings are those of workers, nodes or bytes beyond what the calibration measured. With --published the
-    step time of each series is calibrated on its rows of split=base, the smallest worker counts, and predicted at
-    those of split=hold by the network model on the stated links. A file of pipelines (columns stages, balance,
+    step time of each series is calibrated on its rows of split=base, the smallest worker counts, and on rows without a
+    split that have its configuration, and predicted at those of split=hold by the network model on the stated links.
+    A file of pipelines (columns stages, balance,
     micro_batches) is predicted from one device. A file of placements (columns replicas, nodes,
     step_time_s, sync_time_s) without held rows is predicted at its largest node count.
 

@@ -141,11 +141,11 @@ def _law(entries: Path) -> tuple[EpochsLaw, int]:
 
 @lru_cache
 def _predicted(published: Path, own: Path | None) -> pd.DataFrame:
-    """Return predictions at the held rows of `own`, else of `published`, calibrated on base rows of both."""
+    """Return predictions at the held rows of `own`, else of `published`, calibrated on what neither holds."""
     table, _ = read_published(published)
     if own is not None:
-        base, (rows, _) = table[table["split"] == "base"], read_published(own)
-        table = pd.concat([base, rows], ignore_index=True)
+        known, (rows, _) = table[table["split"] != "hold"], read_published(own)
+        table = pd.concat([known, rows], ignore_index=True)
     return with_errors(predict_published(table)[0])
 
 

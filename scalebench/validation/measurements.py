@@ -32,11 +32,20 @@ _PCIE = _INTRA["PCIe"]
 _FLOW = 5e9 / 8  # bytes/s; Amazon EC2 User Guide, instance network bandwidth: single-flow traffic is limited to 5 Gbps
 _PER_SWITCH = 2  # devices below a PCIe switch: the two GPUs of a K80 board, two of a DGX-1
 
+_CONFIGURATION = (
+    *("source", "system", "device", "devices_per_node", "intra_node", "framework", "strategy", "comm"),
+    *("model", "data", "precision"),
+)
+_SETTINGS = r"(?:seq|act\.ckpt)=\w+"  # of a note: sequence length, activations computed again
+_NEAR = math.sqrt(2)  # batches are chosen in doublings; those closer than half of one count as the same
+
 _HEADER = 10_000  # most characters of the first line
 
 
 def read_published(path: Path) -> tuple[pd.DataFrame, list[str]]:
     """Return the rows of data-parallel training and collectives in a CSV, and notes of the held rows left out.
+
+    Rows without a split belong to no series; they calibrate those of their configuration (`calibrating_rows`).
 
     Raises:
         ResultsError: unreadable, a missing column, a split that is neither base nor hold, non-positive numbers, or
@@ -45,10 +54,10 @@ def read_published(path: Path) -> tuple[pd.DataFrame, list[str]]:
     table = read_csv(path)
     if missing := [name for name in COLUMNS if name not in table]:
         raise ResultsError(f"{path}: column {missing[0]!r} is missing; expected {', '.join(COLUMNS)}")
-    table = table[table["series"].notna() & table["split"].notna()]
-    _require(table["split"], table["split"].isin(["base", "hold"]), "base or hold", path)
+    table = table[table["series"].notna() | table["split"].isna()]
+    _require(table["split"], table["split"].isin(["base", "hold"]) | table["split"].isna(), "base or hold", path)
     families = table["strategy"].astype(str).map(family)
-    based = table["series"].isin(table.loc[table["split"] == "base", "series"])
+    based = table["split"].isna() | table["series"].isin(table.loc[table["split"] == "base", "series"])
     reasons = {
         "of pipeline parallelism, which is not data-parallel": families == "pipeline",
         f"of another quantity than {', '.join(QUANTITIES)}": ~table["quantity"].isin(QUANTITIES),
@@ -69,6 +78,27 @@ def read_published(path: Path) -> tuple[pd.DataFrame, list[str]]:
     if not (table["split"] == "hold").any():
         raise ResultsError(f"{path}: no row of split=hold to predict" + "".join(f"; {note}" for note in notes))
     return table.reset_index(drop=True), notes
+
+
+def calibrating_rows(base: Any, table: pd.DataFrame) -> list[Any]:
+    """Return the rows that say how long a step of `base` computes: those of its configuration that are not held.
+
+    Equal are the source, system, device, links inside a node, framework, strategy, model, data, precision, sequence
+    length, and whether activations are computed again. The batch of a worker differs by less than a factor sqrt(2), and
+    there are at most as many workers as in `base`, so that a prediction still goes out from few workers to more.
+    """
+    near = table["batch_per_worker"] / base.batch_per_worker
+    known = (table["split"] != "hold") & (table["workers"] <= base.workers) & near.between(1 / _NEAR, _NEAR, "neither")
+    same = table[known | (table.index == base.Index)]
+    configuration = _configuration(same)
+    return records(same[configuration == configuration[base.Index]])
+
+
+def _configuration(table: pd.DataFrame) -> pd.Series[int]:
+    """Return a number for each row, the same for rows of one configuration; an optional column may be missing."""
+    settings = table["note"].astype(str).str.findall(_SETTINGS).str.join(" ")
+    stated = [name for name in _CONFIGURATION if name in table]
+    return table.assign(settings=settings).groupby([*stated, "settings"], dropna=False).ngroup()
 
 
 def read_csv(path: Path) -> pd.DataFrame:

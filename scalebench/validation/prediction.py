@@ -4,7 +4,9 @@ Step times of data-parallel training on p workers of m nodes, weak scaling:
 
 T(p) = c (1 + s sqrt(2 ln p)) + ideal + e (whole - ideal)
 
-c seconds of compute, from the base rows of the series; sqrt(2 ln p) waiting for the slowest of p workers; `whole`
+c seconds of compute, from the base row of the series and the rows of its configuration that are not held: of each row
+the compute with which its step takes as long as it was measured, in proportion to its batch, and of these the median;
+sqrt(2 ln p) waiting for the slowest of p workers; `whole`
 seconds of communication by the network model (`cluster.network`) on the stated links; `ideal` what is left of it if
 buckets overlap with backward, fwd + max(t, done) + update, each released as `scalebench predict` does at a stated step
 time: by the layers' shares of the backward pass, or evenly where no layer table is of the model. s (jitter) and e
@@ -12,11 +14,12 @@ time: by the layers' shares of the backward pass, or evenly where no layer table
 and at several, over the whole file. No row of split=hold takes part.
 
 Compute is in proportion to the batch of a worker, as in strong scaling at a fixed global batch, where that of the base
-row is another.
+row is another. Linear scaling keeps the step of the base row with the same calibrated compute.
 
 An interval spans e from 0 to 1, links from all (many TCP flows) to the least share of their stated speed that base rows
 of collectives reached, s over its range among the base rows, and widens with the square root of the doublings from the
-base. It is wider where the base row does not carry the prediction: at another batch, and on real data with more workers
+base. It reaches the least and the most compute among the rows that calibrate it. It is wider where the base row does
+not carry the prediction: at another batch, and on real data with more workers
 on a node, which share its input pipeline. Compute lies between the proportional and the unchanged time there, and the
 interval reaches the middle of both on a log scale. Where no base row of the series crosses nodes, a single
 TCP flow may reach no more than the least share of its limit, too.
@@ -25,8 +28,9 @@ TCP flow may reach no more than the least share of its limit, too.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from functools import lru_cache
+from statistics import median
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -40,6 +44,7 @@ from scalebench.pricing.overlap import bucket_plan
 from scalebench.pricing.step_times import BACKWARD_SHARE
 from scalebench.validation.errors import predictions_of
 from scalebench.validation.measurements import (
+    calibrating_rows,
     communication_s,
     family,
     gradient_bytes,
@@ -104,10 +109,11 @@ def predict_published(table: pd.DataFrame) -> tuple[pd.DataFrame, Overheads]:
     collective = table["strategy"].map(lambda name: family(str(name)) == "collective")
     fits = {key: fit_collectives(group) for key, group in by_system(table[collective & (table["split"] == "base")])}
     steps = table[~collective]
+    steps = steps.assign(seconds=[step_seconds(row, float(row.value)) for row in records(steps)])
     overheads = _fit_overheads(steps[steps["split"] == "base"], least_share(table[collective], fits))
     rows: list[dict[str, Any]] = []
     for _, group in steps.groupby("series", sort=False):
-        rows += _predict_steps(group, overheads)
+        rows += _predict_steps(group, steps, overheads)
     for key, group in by_system(table[collective]):
         rows += predict_collectives(group, fits[key], overheads.least_share)
     return predictions_of(rows), overheads
@@ -149,10 +155,7 @@ def _fit_overheads(base: pd.DataFrame, least: float) -> Overheads:
 
 def _pairs(base: pd.DataFrame) -> Iterator[tuple[Any, Any]]:
     """Yield base rows of one worker and of several, of one configuration and preferably one strategy."""
-    known = base.assign(
-        seconds=[step_seconds(row, float(row.value)) for row in records(base)],
-        family=base["strategy"].astype(str).map(family),
-    )
+    known = base.assign(family=base["strategy"].astype(str).map(family))
     for _, group in known.groupby([*CONFIGURATION, "family"], dropna=False):
         ones = list(records(group[group["workers"] == 1]))
         for several in records(group[group["workers"] > 1]):
@@ -186,9 +189,20 @@ def _compute(base: Any, assumed: _Assumed) -> float:
     return float(brentq(lambda compute: step(compute) - measured, least, measured, xtol=1e-12))
 
 
-def _predict_steps(series: pd.DataFrame, overheads: Overheads) -> list[dict[str, Any]]:
-    timed = series.assign(seconds=[step_seconds(row, float(row.value)) for row in records(series)])
-    base = max(records(timed[timed["split"] == "base"]), key=lambda row: row.workers)
+def _calibrated(base: Any, rows: Sequence[Any], cases: Sequence[_Assumed]) -> tuple[float, float, float]:
+    """Return seconds of compute of `base` by `rows`: the least in the first case, the median, the most in the last."""
+    found = []
+    for row in rows:
+        samples, least, most = _compute_range(base, row)
+        factors = samples * least, samples, samples * most
+        found.append([_compute(row, case) * factor for case, factor in zip(cases, factors, strict=True)])
+    low, centre, high = zip(*found, strict=True)
+    return min(low), median(centre), max(high)
+
+
+def _predict_steps(series: pd.DataFrame, steps: pd.DataFrame, overheads: Overheads) -> list[dict[str, Any]]:
+    """Predict the held rows of a series by its base row and those of `steps` with the same configuration."""
+    base = max(records(series[series["split"] == "base"]), key=lambda row: row.workers)
     quiet, busy = overheads.jitter_range
     seen = [
         _Assumed(0.0, quiet, one_flow=False),
@@ -196,9 +210,10 @@ def _predict_steps(series: pd.DataFrame, overheads: Overheads) -> list[dict[str,
         _Assumed(1.0, busy, overheads.least_share),
     ]
     unseen = [*seen[:2], seen[2]._replace(flow_share=overheads.least_share)]
-    computes = [_compute(base, assumed) for assumed in seen]
+    computes = _calibrated(base, calibrating_rows(base, steps), seen)
+    base_s = _step(base, seen[1])(computes[1])
     rows = []
-    for row in records(timed[timed["split"] == "hold"]):
+    for row in records(series[series["split"] == "hold"]):
         doublings = abs(math.log2(row.workers / base.workers))
         margin = math.exp(overheads.quantile * overheads.per_doubling * math.sqrt(doublings))
         cases = unseen if row.nodes > 1 == base.nodes else seen
@@ -209,7 +224,7 @@ def _predict_steps(series: pd.DataFrame, overheads: Overheads) -> list[dict[str,
         )
         rows.append(
             prediction_row(
-                row, centre, min(low / margin, centre), max(high * margin, centre), base.seconds * samples, doublings
+                row, centre, min(low / margin, centre), max(high * margin, centre), base_s * samples, doublings
             )
         )
     return rows

@@ -10,7 +10,14 @@ import pytest
 
 from scalebench.errors import ResultsError
 from scalebench.validation.errors import error_by_source, with_errors
-from scalebench.validation.measurements import communication_s, family, read_published, records, step_seconds
+from scalebench.validation.measurements import (
+    calibrating_rows,
+    communication_s,
+    family,
+    read_published,
+    records,
+    step_seconds,
+)
 from scalebench.validation.prediction import buckets_of, predict_published
 
 FILE = Path(__file__).parents[2] / "experiments" / "published" / "scaling.csv"
@@ -63,15 +70,78 @@ def test_a_file_without_held_rows_or_columns_is_refused(tmp_path: Path) -> None:
 
 def test_held_values_never_enter_the_calibration() -> None:
     """Predictions, intervals and overheads stay the same when every held value is another."""
-    table = some_rows("TensorFlow", "Baidu")
+    table = some_rows("TensorFlow", "Baidu", "MosaicML")  # Mosaic's are calibrated on rows of no series, too
     colocated = table["strategy"].str.contains("colocated")  # the configurations with base rows of several workers
-    table = table[colocated | table["source"].str.startswith("Baidu")].reset_index(drop=True)
+    table = table[colocated | ~table["source"].str.startswith("TensorFlow")].reset_index(drop=True)
     altered = table.copy()
     altered.loc[altered["split"] == "hold", "value"] *= 1.7
     (before, fitted), (after, refitted) = predict_published(table), predict_published(altered)
     assert fitted == refitted
     for column in ("predicted", "low", "high", "linear"):
         pd.testing.assert_series_equal(before[column], after[column])
+
+
+def test_rows_that_calibrate_are_of_one_configuration_and_not_held() -> None:
+    table = some_rows("MosaicML")
+    base = {row.series: row for row in records(table[table["split"] == "base"])}
+    for one in base.values():
+        for row in records(table.loc[[found.Index for found in calibrating_rows(one, table)]]):
+            assert row.split != "hold"
+            assert row.workers <= one.workers
+            assert (row.model, row.device, row.precision, row.strategy) == (
+                one.model,
+                one.device,
+                one.precision,
+                one.strategy,
+            )
+            assert str(row.note).split("; MFU")[0] == str(one.note).split("; MFU")[0]  # sequence and recomputation
+            assert 2**-0.5 < row.batch_per_worker / one.batch_per_worker < 2**0.5
+    found = [(row.workers, row.batch_per_worker) for row in calibrating_rows(base["weak-0298"], table)]
+    assert sorted(found) == [(8, 8), (16, 8), (32, 10)]
+
+
+def one_row(**changed: object) -> pd.DataFrame:
+    """Return the row of a series on one worker."""
+    table = some_rows("PyTorch DDP")
+    return table[(table["split"] == "base") & (table["workers"] == 1)].head(1).assign(**changed)
+
+
+def test_a_base_row_that_two_others_contradict_is_outvoted() -> None:
+    """The median of the steps a sample predicts, linear scaling starts from it, and the interval has all three."""
+    base = one_row()
+    step = float(base["value"].iloc[0])
+    more = [one_row(split=math.nan, series=math.nan, value=step * factor) for factor in (0.8, 0.7)]
+    held = one_row(split="hold")
+    (found,) = records(predict_published(pd.concat([base, *more, held], ignore_index=True))[0])
+    assert found.predicted == pytest.approx(0.8 * step)
+    assert found.linear == pytest.approx(0.8 * step)
+    assert (found.low, found.high) == (pytest.approx(0.7 * step), pytest.approx(step))
+    half = one_row(split=math.nan, series=math.nan, value=0.45 * step, batch_per_worker=0.75 * base["batch_per_worker"])
+    (found,) = records(predict_published(pd.concat([base, half, half, held], ignore_index=True))[0])
+    assert found.predicted == pytest.approx(0.6 * step), "in proportion to the batch"
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        {"model": "resnet101"},
+        {"device": "T4"},
+        {"precision": "fp16"},
+        {"strategy": "DDP, bucket 1 MB"},
+        {"note": "seq=4096"},
+        {"workers": 2},
+        {"batch_per_worker": 64},
+    ],
+)
+def test_rows_of_another_configuration_do_not_calibrate(other: dict[str, object]) -> None:
+    more = one_row(split=math.nan, series=math.nan, value=0.001)
+    tables = [
+        pd.concat([one_row(), more.assign(**changed), one_row(split="hold")], ignore_index=True)
+        for changed in (other, {})
+    ]
+    kept, changed = (records(predict_published(table)[0])[0] for table in tables)
+    assert kept.predicted == pytest.approx(kept.measured)
+    assert changed.predicted < 0.6 * changed.measured, "the same configuration calibrates"
 
 
 def test_the_step_of_the_base_row_is_reproduced_and_linear_scaling_keeps_it() -> None:
