@@ -240,10 +240,11 @@ def test_workers_that_share_an_input_pipeline_have_wider_intervals() -> None:
     assert (shared["low"] < alone["low"]).all(), "of throughput"
 
 
-def test_nine_of_ten_intervals_hold_on_every_source() -> None:
+def test_every_source_has_a_skill_of_two_fifths_and_nine_of_ten_intervals_hold() -> None:
     table, _ = read_published(FILE)
     found = error_by_source(with_errors(predict_published(table)[0]))
     assert (found["held"] >= 0.9).all()
+    assert (found["skill"] >= 0.4).all()
 
 
 def test_layers_of_a_sharded_model_are_gathered_one_after_another() -> None:
@@ -263,11 +264,3 @@ def test_parameters_that_stay_gathered_are_gathered_once() -> None:
     assert "SHARD_GRAD_OP" in row.strategy
     again = row._replace(strategy=row.strategy.replace("SHARD_GRAD_OP", "FULL_SHARD"))
     assert communication_s(row) == pytest.approx(2 / 3 * communication_s(again))
-
-
-def test_sharded_training_is_predicted_better_than_by_linear_scaling() -> None:
-    """All but the series whose base row of 32 GPUs has 18 % less throughput a GPU than its rows of 64 and 128."""
-    found, _ = predict_published(some_rows("MosaicML", "TensorFlow"))
-    sharded = with_errors(found).query("source.str.startswith('MosaicML') and series != 'weak-0298'")
-    errors = [(sharded[name] / sharded["measured"] - 1).abs().mean() for name in ("predicted", "linear")]
-    assert 1 - errors[0] / errors[1] > 0.4
