@@ -102,6 +102,19 @@ barrier before the first step to the last worker's end. Of a virtual run they ar
 Not counted are processes of parameter servers, idle cores of a node, evaluation, and start and warm-up of processes;
 whole nodes cost `train_s` x `nodes` x the cores of a node.
 """
+_WORKERS = """\
+Columns that begin with `worker_` list a value for each worker of a real run, worker 0 first; `null` is one that was not
+measured. `scalebench diagnose` reads them.
+
+- `worker_mhz_before` is read after the warm-up steps, when the cores have been busy for a while, and `worker_mhz_after`
+  when training has ended: by cpufreq (`scaling_cur_freq`), else from /proc/cpuinfo. Most virtual machines report a
+  constant.
+- `worker_throttles` is counted by the kernel (`thermal_throttle/`), which most virtual machines leave out.
+- `worker_clock_offset_s` is measured before training by ten exchanges with worker 0, of which the shortest counts: a
+  worker that answers with its time T between t0 and t1 is ahead by T - (t0 + t1) / 2, within (t1 - t0) / 2
+  (`worker_clock_error_s`). Traces of several nodes are corrected by the offsets of the clocks that measure durations,
+  which are found in the same exchanges.
+"""
 
 
 def data_dictionary_markdown() -> str:
@@ -136,6 +149,9 @@ def data_dictionary_markdown() -> str:
             "## Synchronisations and calls",
             "",
             _CALLS,
+            "## Workers",
+            "",
+            _WORKERS,
             "## Energy",
             "",
             _ENERGY,

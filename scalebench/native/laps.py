@@ -6,6 +6,7 @@ import time
 from collections import deque
 from collections.abc import Sequence
 
+from scalebench.native.clock_offsets import ClockOffset
 from scalebench.native.waiting import Waits
 from scalebench.system.clock import Task, WallClock
 from scalebench.training.outcome import Lap, Outcome
@@ -37,24 +38,29 @@ def align(
     outcome: Outcome,
     waited: Sequence[Waits] | None,
     busy: Sequence[Sequence[tuple[float, float]]] = (),
-    *,
-    one_clock: bool,
+    offsets: Sequence[ClockOffset] | None = None,
 ) -> None:
     """Let all laps of `outcome` count from the moment training began; add that moment and the servers' laps.
 
-    Clocks of several hosts differ: then each worker counts from its own beginning, right after a barrier, and the times
-    at which a server was `busy` are left out. Where waits are known, a lap of communication is divided at them; a
-    reply is waited for in the middle of the exchange with its server, and drawn at the beginning.
+    `offsets` of the workers' clocks on several nodes are taken off their laps; None on one node, which has one clock.
+    Where waits are known, a lap of communication is divided at them; a reply is waited for in the middle of the
+    exchange with its server, and drawn at the beginning. The times at which a server was `busy` are of worker 0's
+    clock.
     """
     reports = outcome.workers
-    began = [report.laps[0].begin_s if report.laps else time.perf_counter() for report in reports]
+    ahead = [0.0 if offsets is None else offsets[report.rank].monotonic_s for report in reports]
+    starts = [
+        report.laps[0].begin_s - own if report.laps else time.perf_counter()
+        for report, own in zip(reports, ahead, strict=True)
+    ]
+    zero = min(starts)
     for worker, report in enumerate(reports):
-        zero = min(began) if one_clock else began[worker]
         laps = parted(report.laps, waited[worker]) if waited is not None else report.laps
-        report.laps = [Lap(lap.activity, lap.begin_s - zero, lap.end_s - zero) for lap in laps]
-    outcome.add_facts(began_unix_s=time.time() - (time.perf_counter() - min(began)))
-    if busy and one_clock:
-        zero, length = min(began), max(lap.end_s for report in reports for lap in report.laps)
+        own_zero = zero + ahead[worker]
+        report.laps = [Lap(lap.activity, lap.begin_s - own_zero, lap.end_s - own_zero) for lap in laps]
+    outcome.add_facts(began_unix_s=time.time() - (time.perf_counter() - zero))
+    if busy:
+        length = max(lap.end_s for report in reports for lap in report.laps)
         served = [
             [Lap("serving", begin - zero, end - zero) for begin, end in laps if 0 <= begin - zero <= length]
             for laps in busy

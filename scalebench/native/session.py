@@ -23,6 +23,8 @@ from scalebench.comm.native import NativeCommunicator
 from scalebench.data.dataset import Dataset, open_dataset
 from scalebench.data.plan import BatchPlan
 from scalebench.errors import ClusterError, DivergedError, EngineError
+from scalebench.native.clock_offsets import ClockOffset, clock_offsets
+from scalebench.native.cores import Cores, core_list
 from scalebench.native.energy import Meter, total
 from scalebench.native.heartbeat import Heartbeat, Phase
 from scalebench.native.job import Job
@@ -35,6 +37,7 @@ from scalebench.native.resources import (
     require_gpus_of_their_own,
 )
 from scalebench.native.waiting import Waits, bubbles, by_epoch, waits
+from scalebench.records.provenance import host_hash
 from scalebench.strategies import registry
 from scalebench.strategies.base import Strategy
 from scalebench.study.spec import Run
@@ -149,6 +152,13 @@ class Session:
             clock.attach(replica.model, waits_in_backward=not strategy.traits.split_is_measured)
         ends: list[float] = []
         meter = self._meter()
+        before = Cores.now()
+        offsets = clock_offsets(self.mpi) if self.nodes > 1 else None
+
+        def on_begin() -> None:
+            nonlocal before
+            before = Cores.now()
+            meter.begin()
 
         def on_epoch(epoch: int) -> None:
             ends.append(clock.mark)
@@ -162,7 +172,7 @@ class Session:
                 strategy,
                 warm=self.run.warmup_steps > 0,
                 measured_split=strategy.traits.split_is_measured,
-                on_begin=meter.begin,
+                on_begin=on_begin,
                 on_epoch=on_epoch,
             )
         except DivergedError as error:
@@ -172,6 +182,7 @@ class Session:
         if isinstance(clock, TracedClock):
             report.laps = clock.laps
         report.paced_overrun = clock.overrun if isinstance(clock, PacedClock) else None
+        _set_cores(report, before, Cores.now())
         event_log = copy.deepcopy(comm.event_log)  # evaluation communicates too
         self.mpi.Barrier()  # the energy is that up to the last worker's end
         energy = meter.end()
@@ -187,6 +198,7 @@ class Session:
             return None
         reports, evaluations, event_logs, epochs, loads, energies = zip(*gathered, strict=True)
         meters, busy = zip(*told, strict=True) if told else ((), ())
+        _set_offsets(reports, offsets)
         waited = waits(event_logs, meters) if strategy.traits.split_is_measured and self.nodes == 1 else None
         _set_waiting(reports, waited, epochs)
         if waited is not None:
@@ -212,7 +224,7 @@ class Session:
         )
         outcome = Outcome(self.run.run_id, "completed", "", list(reports), found, eval_s, facts)
         if self.run.trace:
-            align(outcome, waited, busy, one_clock=self.nodes == 1)
+            align(outcome, waited, busy if self.nodes == 1 else (), offsets)
         return outcome
 
     def _listen(self) -> BackgroundLoad | None:
@@ -287,6 +299,20 @@ def _set_waiting(
         of_epochs = by_epoch(waited[worker], epochs[worker]) if waited is not None else [None] * len(report.epochs)
         for epoch, seconds in zip(report.epochs, of_epochs, strict=True):
             epoch.wait_s = seconds
+
+
+def _set_cores(report: WorkerReport, before: Cores, after: Cores) -> None:
+    """Set the place of a worker in its `report`, and how its cores were clocked before and after training."""
+    report.node = host_hash()
+    report.cores = core_list(after.usable)
+    report.mhz_before, report.mhz_after = before.mhz, after.mhz
+    report.throttles = after.throttled_since(before)
+
+
+def _set_offsets(reports: Sequence[WorkerReport], offsets: Sequence[ClockOffset] | None) -> None:
+    """Set the clock offsets in `reports`; None are known where all workers have the clock of one node."""
+    for report, offset in zip(reports, offsets or (), strict=False):
+        report.clock_offset_s, report.clock_error_s = offset.wall_s, offset.error_s
 
 
 def _pace(run: Run) -> PacedStep | float:

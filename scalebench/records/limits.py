@@ -33,8 +33,10 @@ _DIGITS = 1000  # Python refuses to convert integers of more than 4,300
 
 
 def _time_columns(row_type: type[BaseModel]) -> list[str]:
-    fields = row_type.model_fields.items()
-    return [name for name, field in fields for doc in field.metadata if isinstance(doc, Doc) and doc.unit == "s"]
+    """Return the columns of seconds; lists of them are text."""
+    numbers = [name for name, kind in kinds(row_type).items() if kind == "number"]
+    units = {name: doc.unit for name in numbers for doc in row_type.model_fields[name].metadata if isinstance(doc, Doc)}
+    return [name for name, unit in units.items() if unit == "s"]
 
 
 _TIMES = frozenset(_time_columns(RunRow) + _time_columns(EpochRow))

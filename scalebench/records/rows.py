@@ -10,7 +10,7 @@ from typing import Any
 from scalebench.records.schema import EpochRow, RunRow
 from scalebench.strategies import registry
 from scalebench.strategies.base import Strategy
-from scalebench.study.spec import Component, Run
+from scalebench.study.spec import SIMULATED, Component, Run
 from scalebench.training.outcome import EpochReport, Evaluation, Outcome, RunFacts, WorkerReport
 
 _SECONDS_PER_HOUR = 3600
@@ -54,6 +54,8 @@ def rows_of(
         "started_utc": started_utc,
     }
     parts = _parts(workers, train_s) | _reached(run, evaluations)
+    if run.execution not in SIMULATED:
+        parts |= _of_each_worker(workers)
     if strategy.traits.mesh(run.workers).pipeline > 1:
         parts["bubble_s"] = _bubble(workers, train_s)
     row = RunRow(
@@ -102,6 +104,21 @@ def _parts(workers: list[WorkerReport], train_s: float | None) -> dict[str, floa
     }
 
 
+def _of_each_worker(workers: list[WorkerReport]) -> dict[str, list[Any] | None]:
+    """The columns that list a value for each worker, None where no worker has one."""
+    columns: dict[str, list[Any]] = {
+        "worker_step_s": [_step_s(worker) for worker in workers],
+        "worker_nodes": [worker.node for worker in workers],
+        "worker_cores": [worker.cores for worker in workers],
+        "worker_mhz_before": [worker.mhz_before for worker in workers],
+        "worker_mhz_after": [worker.mhz_after for worker in workers],
+        "worker_throttles": [worker.throttles for worker in workers],
+        "worker_clock_offset_s": [worker.clock_offset_s for worker in workers],
+        "worker_clock_error_s": [worker.clock_error_s for worker in workers],
+    }
+    return {name: None if values.count(None) == len(values) else values for name, values in columns.items()}
+
+
 def _bubble(workers: list[WorkerReport], train_s: float | None) -> float | None:
     """Mean time of a stage without work; idle time after its last micro-batch belongs to it."""
     waited = _mean(worker.bubble_s for worker in workers)
@@ -121,10 +138,16 @@ def _straggler_factor(workers: list[WorkerReport]) -> float | None:
     Per step, as a worker that skips rounds or is chosen less often computes less, and is not faster for that. Over the
     workers that took a step; None where compute is not measured apart, or no worker computed.
     """
-    stepped = [worker for worker in workers if worker.optimizer_steps]
-    each = [None if worker.compute_s is None else worker.compute_s / worker.optimizer_steps for worker in stepped]
+    each = [_step_s(worker) for worker in workers if worker.optimizer_steps]
     mean = _mean(each)
     return max(seconds or 0.0 for seconds in each) / mean if mean else None
+
+
+def _step_s(worker: WorkerReport) -> float | None:
+    """Compute time of one optimizer step; None without a step, or where compute is not measured apart."""
+    if worker.compute_s is None or not worker.optimizer_steps:
+        return None
+    return worker.compute_s / worker.optimizer_steps
 
 
 def _worker_weights(strategy: Strategy, run: Run, outcome: Outcome) -> list[float] | None:

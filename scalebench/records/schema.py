@@ -169,6 +169,11 @@ class RunRow(_Row):
             "compute_s is"
         ),
     ] = None
+    worker_step_s: Annotated[
+        str | None,
+        BeforeValidator(_as_json),
+        Doc("compute_s per optimizer step of each worker, JSON list; real runs: empty where compute_s is", "s"),
+    ] = None
     data_s: Annotated[float | None, Doc("fetching batches and shuffling, mean over workers", "s")] = None
     other_s: Annotated[
         float | None, Doc("remainder: compute + comm + data + other = training time of a worker, mean", "s")
@@ -223,6 +228,33 @@ class RunRow(_Row):
     others_load: Annotated[
         float | None,
         Doc("share of cores used by other programs meanwhile, busiest node; virtual: during calibration"),
+    ] = None
+    worker_nodes: Annotated[
+        str | None, BeforeValidator(_as_json), Doc("node of each worker, as host_hash, JSON list; real runs")
+    ] = None
+    worker_cores: Annotated[
+        str | None, BeforeValidator(_as_json), Doc("cores that each worker may use (0-3,8), JSON list; real runs")
+    ] = None
+    worker_mhz_before: Annotated[
+        str | None,
+        BeforeValidator(_as_json),
+        Doc("clock rate of each worker's cores before training, after the warm-up, JSON list; real runs", "MHz"),
+    ] = None
+    worker_mhz_after: Annotated[
+        str | None, BeforeValidator(_as_json), Doc("the same right after training, JSON list", "MHz")
+    ] = None
+    worker_throttles: Annotated[
+        str | None,
+        BeforeValidator(_as_json),
+        Doc("times that the most throttled core of each worker was throttled during training, JSON list; real runs"),
+    ] = None
+    worker_clock_offset_s: Annotated[
+        str | None,
+        BeforeValidator(_as_json),
+        Doc("time of day of each worker's node less that of worker 0's, JSON list; real runs on several nodes", "s"),
+    ] = None
+    worker_clock_error_s: Annotated[
+        str | None, BeforeValidator(_as_json), Doc("most that each of these offsets can be wrong, JSON list", "s")
     ] = None
     calibration: Annotated[
         Literal["quiet", "disturbed"] | None,

@@ -71,6 +71,13 @@ class WorkerReport:
     paced_overrun: float | None = None
     peak_rss_mib: float | None = None
     peak_device_mib: float | None = None
+    node: str | None = None  # of a real run: its host hash
+    cores: str | None = None  # that the process may use, as `0-3,8`
+    mhz_before: float | None = None  # clock rate of these cores before training, after the warm-up
+    mhz_after: float | None = None
+    throttles: int | None = None  # of the most throttled of them, during training
+    clock_offset_s: float | None = None  # of its node's time of day against that of worker 0, on several nodes
+    clock_error_s: float | None = None  # most that the offset can be wrong
     histograms: dict[str, dict[str, int]] = field(default_factory=dict)  # counts by the strategy, such as staleness
     laps: list[Lap] = field(default_factory=list)  # of a traced run, in order
 
