@@ -41,6 +41,7 @@ GROUPS = {  # heading in `--help` -> name of a command -> its line there; the mo
     },
     "Judge": {
         "check": "Check a study's method: what a reviewer would object to.",
+        "diagnose": "Name slow nodes, throttled cores, missing binding.",
         "compare": "Compare two studies, or two strategies: what became slower?",
         "laws": "Fit scaling laws: how many workers are worth running.",
         "validate": "Predict published measurements, and say how wrong it was.",

@@ -62,14 +62,3 @@ def throttle_counters(cores: Collection[int], root: Path = _ROOT) -> tuple[int, 
     folders = [root / f"sys/devices/system/cpu/cpu{core}/thermal_throttle" for core in sorted(cores)]
     counters = [text_of(folder / name).strip() for folder in folders for name in _THROTTLES]
     return tuple(int(counter) for counter in counters) if all(map(str.isdecimal, counters)) else ()
-
-
-def core_list(cores: Collection[int]) -> str:
-    """Return core numbers as `taskset --cpu-list` takes them: `0-3,8`."""
-    ranges: list[list[int]] = []
-    for core in sorted(cores):
-        if ranges and core == ranges[-1][-1] + 1:
-            ranges[-1] = [ranges[-1][0], core]
-        else:
-            ranges.append([core, core])
-    return ",".join(str(first) if first == last else f"{first}-{last}" for first, last in ranges)

@@ -24,7 +24,7 @@ from scalebench.data.dataset import Dataset, open_dataset
 from scalebench.data.plan import BatchPlan
 from scalebench.errors import ClusterError, DivergedError, EngineError
 from scalebench.native.clock_offsets import ClockOffset, clock_offsets
-from scalebench.native.cores import Cores, core_list
+from scalebench.native.cores import Cores
 from scalebench.native.energy import Meter, total
 from scalebench.native.heartbeat import Heartbeat, Phase
 from scalebench.native.job import Job
@@ -43,6 +43,7 @@ from scalebench.strategies.base import Strategy
 from scalebench.study.spec import Run
 from scalebench.system.background_load import BackgroundLoad, taken_by
 from scalebench.system.clock import WallClock
+from scalebench.system.processors import core_list
 from scalebench.system.random_state import seed_generators, worker_seed
 from scalebench.training.initial_weights import save_weights
 from scalebench.training.loop import EvaluationResult, evaluate, train

@@ -5,6 +5,7 @@
     other numbers of such a run    magnitude at most 1e150, so that the square is finite
     parts of a completed run       compute, communication, waiting, data, remainder, time to target: at most train_s;
                                    epochs to target: at most all epochs
+    lists of workers (worker_...)  JSON lists with a number, a node or cores (0-3,8) for each worker, or null
     whole numbers                  magnitude at most 2^53, exact as floating-point numbers; seeds: 64 bits
 
 A time that is not positive enters no statistic, and `check` names its run. A missing value is NaN or an empty cell.
@@ -12,6 +13,8 @@ A time that is not positive enters no statistic, and `check` names its run. A mi
 
 from __future__ import annotations
 
+import json
+import re
 from typing import Any
 
 from pydantic import BaseModel
@@ -29,6 +32,8 @@ WITHIN = {
 ROUNDING = 1e-6  # relative excess of a part over its whole that rounding may cause
 _WHOLE_TIMES = ("train_s", "time_to_target_s", "elapsed_s", "epoch_s_max")
 _KINDS = kinds(EpochRow) | kinds(RunRow)
+WORKER_LISTS = tuple(name for name in RunRow.model_fields if name.startswith("worker_") and name != "worker_weights")
+_TEXTS = {"worker_nodes": re.compile(r"\S+"), "worker_cores": re.compile(r"\d{1,5}(-\d{1,5})?(,\d{1,5}(-\d{1,5})?)*")}
 _DIGITS = 1000  # Python refuses to convert integers of more than 4,300
 
 
@@ -54,6 +59,20 @@ def out_of_range(name: str, value: Any) -> Any:
         return (value > largest) | (value < -largest)
     outside = (value > LONGEST_S) | (value < -LONGEST_S)
     return outside | ((value > 0) & (value < SHORTEST_S)) if name in _WHOLE_TIMES else outside
+
+
+def is_worker_list(name: str, text: str, workers: int) -> bool:
+    """Return True if `text` is a list for the column `name`, one of WORKER_LISTS, of a run of `workers` workers."""
+    try:
+        values = json.loads(text)
+    except (ValueError, RecursionError):
+        return False
+    if not isinstance(values, list) or len(values) != workers:
+        return False
+    known = [value for value in values if value is not None]
+    if pattern := _TEXTS.get(name):
+        return all(isinstance(value, str) and pattern.fullmatch(value) is not None for value in known)
+    return all(isinstance(value, int | float) and abs(value) <= LARGEST for value in known)  # NaN is not below
 
 
 def range_of(name: str) -> str | None:

@@ -21,7 +21,9 @@ from scalebench.records.limits import (
     METRICS,
     ROUNDING,
     WITHIN,
+    WORKER_LISTS,
     expected_instead,
+    is_worker_list,
     other_columns,
     out_of_range,
     range_of,
@@ -31,6 +33,7 @@ from scalebench.records.table import bad_cell, check_header, check_version, from
 from scalebench.system.bounded_read import LARGE, read_lines
 
 TEXT = pd.StringDtype("python", na_value=np.nan)  # faster than pyarrow's on tables of this size
+_LIST = "a JSON list with a value for each worker"
 _DTYPES: dict[str, Any] = {"integer": "Int64", "number": "float64", "flag": "boolean", "text": TEXT}
 
 
@@ -65,6 +68,7 @@ def read_table(path: Path, row_type: type[BaseModel]) -> pd.DataFrame:
             ("engine", is_virtual & ~simulated, "a native engine for this execution"),
             ("started_utc", _are_no_times(table["started_utc"]), "ISO 8601 (2026-11-20T12:00:00+00:00)"),
             ("tuned", table["tuned"].isin(no_objects), "a JSON object"),
+            *((name, _are_no_lists(table, name), _LIST) for name in WORKER_LISTS),
         ):
             _refuse(path, table, name, bad, expected)
         finished = (table["status"] == "completed").to_numpy(dtype=bool)
@@ -180,6 +184,15 @@ def _is_object(text: str) -> bool:
         return isinstance(json.loads(text), dict)
     except (ValueError, RecursionError):
         return False
+
+
+def _are_no_lists(table: pd.DataFrame, name: str) -> NDArray[np.bool_]:
+    """Mark cells of a column of WORKER_LISTS that are neither empty nor such a list."""
+    texts, workers = table[name].to_numpy(dtype=object), table["workers"].to_numpy(dtype=np.int64)
+    wrong = np.zeros(len(table), dtype=bool)
+    for place in np.flatnonzero(table[name].notna()):
+        wrong[place] = not is_worker_list(name, texts[place], int(workers[place]))
+    return wrong
 
 
 def _check_parts(path: Path, table: pd.DataFrame) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+from collections.abc import Collection
 from itertools import takewhile
 from pathlib import Path
 
@@ -43,3 +44,20 @@ def cores_with_threads() -> list[frozenset[int]]:
             return [frozenset({each}) for each in cpus]
         threads.setdefault((package, core), set()).add(cpu)
     return [frozenset(together) for together in threads.values()]
+
+
+def core_list(cores: Collection[int]) -> str:
+    """Return core numbers as `taskset --cpu-list` takes them: `0-3,8`."""
+    ranges: list[list[int]] = []
+    for core in sorted(cores):
+        if ranges and core == ranges[-1][-1] + 1:
+            ranges[-1] = [ranges[-1][0], core]
+        else:
+            ranges.append([core, core])
+    return ",".join(str(first) if first == last else f"{first}-{last}" for first, last in ranges)
+
+
+def cores_in(text: str) -> frozenset[int]:
+    """Return the core numbers that `core_list` wrote."""
+    ends = [[int(end) for end in each.split("-")] for each in text.split(",") if each]
+    return frozenset(core for first, *last in ends for core in range(first, (last or [first])[0] + 1))

@@ -6,7 +6,7 @@ import os
 
 import pytest
 
-from scalebench.native.cores import Cores, clock_rate, core_list, throttle_counters
+from scalebench.native.cores import Cores, clock_rate, throttle_counters
 
 
 def write(path, text):
@@ -52,10 +52,3 @@ def test_the_most_throttled_core_counts(kernel):
 
 def test_the_usable_cores_are_those_of_this_process():
     assert Cores.now().usable == os.sched_getaffinity(0)
-
-
-@pytest.mark.parametrize(
-    ("cores", "text"), [({0}, "0"), ({3, 1, 2}, "1-3"), ({0, 1, 2, 8, 10, 11}, "0-2,8,10-11"), (set(), "")]
-)
-def test_cores_are_listed_as_taskset_takes_them(cores, text):
-    assert core_list(cores) == text

@@ -1,0 +1,60 @@
+"""Workers without cores of their own: more of them than cores, or none of them bound."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pandas as pd
+
+from scalebench.analysis.diagnosis.symptom import NATIVE, Symptom, run_ids, workers_of
+from scalebench.analysis.grouping import listed, place
+from scalebench.analysis.loading import Results
+from scalebench.formatting import counted
+from scalebench.system.processors import core_list, cores_in
+
+_SHOWN = 3  # placements in a sentence
+_UNBOUND = "none"  # in the column `binding`
+
+
+def oversubscribed_cores(results: Results) -> Iterator[Symptom]:
+    """Native runs with more workers times threads than cores."""
+    runs = results.completed
+    crowded = runs[(runs["execution"] == NATIVE) & runs["oversubscribed"].astype(bool)]
+    if len(crowded):
+        yield Symptom(
+            "oversubscription",
+            place(crowded),
+            _placements(crowded),
+            run_ids(crowded),
+            "workers take turns on a core: times are those of fewer cores, and no baseline of others",
+            "at most as many workers as cores (--workers), more nodes, or virtual runs of the larger counts",
+        )
+
+
+def unbound_workers(results: Results) -> Iterator[Symptom]:
+    """Native runs of several workers on a node that were not bound to cores, although there are enough."""
+    runs = results.completed
+    native = (runs["execution"] == NATIVE) & (runs["engine"] != "tasks") & ~runs["oversubscribed"].astype(bool)
+    unbound = runs[native & (runs["workers_per_node"] > 1) & (runs["binding"] == _UNBOUND)]
+    if len(unbound):
+        yield Symptom(
+            "missing binding",
+            place(unbound),
+            _placements(unbound),
+            run_ids(unbound),
+            "the kernel moves workers between cores, away from their caches, and may put two on one: times vary more",
+            "run counts that need more than all cores, which keep a launch from binding, as a study of their own; or "
+            "start with mpirun or srun, which bind (--launcher)",
+        )
+
+
+def _placements(runs: pd.DataFrame) -> str:
+    """Return `4 workers on 2 cores (0-1)` for each placement of the workers of `runs` on the fullest node."""
+    found = []
+    for _, own in workers_of(runs).groupby("run_id", sort=False):
+        node = own["node"].mode()
+        on_it = own[own["node"] == node.iloc[0]] if len(node) else own
+        cores = frozenset[int]().union(*map(cores_in, on_it["cores"].dropna()))
+        on = f" on {counted(len(cores), 'core')} ({core_list(cores)})" if cores else ""
+        found.append(f"{counted(len(on_it), 'worker')}{on}")
+    return listed(dict.fromkeys(found), _SHOWN)
