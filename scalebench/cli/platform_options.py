@@ -251,6 +251,11 @@ def _roofline(device: str | Device, workload: Workload) -> Roofline:
     from scalebench.pricing.devices import Roofline
     from scalebench.pricing.prediction import optimizer_states
 
+    if workload.optimizer.name == "muon":
+        raise UsageError(
+            "a device's speeds give no price for the steps of optimizer muon, which multiply matrices of their own; "
+            "state the seconds of a step with --step-time, or give a calibration"
+        )
     found = load_device(device) if isinstance(device, str) else device
     states = optimizer_states(workload.optimizer)
     return Roofline(found, workload.products or workload.dtype, states, stored=workload.dtype)

@@ -39,7 +39,7 @@ from scalebench.training.sharded import shard_length
 from scalebench.training.stage import Chunk, Order, Stage, StageShapes, sizes_of
 
 _META_MODELS: dict[str, torch.nn.Module] = {}  # the last one, by its parts
-_STATES: dict[str, dict[str, Tensor]] = {}  # of optimizers after a step
+_STATES: dict[tuple[str, bool], dict[str, Tensor]] = {}  # of optimizers after a step
 
 
 def meta_model(training: Training, dataset: Dataset) -> torch.nn.Module:
@@ -167,11 +167,10 @@ class RecordingWorker:
             clock.schedule.reads_rank = False  # here it was
 
     def _build_optimizer(self) -> Any:
-        """Return the optimizer of the flat parameters."""
-        parameter = torch.nn.Parameter(self.parameters)
-        parameter.grad = self.gradients
-        optimizer: Any = build_optimizer(self.run.optimizer, [parameter], self.run.lr, flat=True)
-        optimizer.begin = lambda: optimizer.state.update({parameter: self._optimizer_state()})
+        """Return the optimizer of the parameters."""
+        stepped = self._stepped()
+        optimizer: Any = build_optimizer(self.run.optimizer, stepped, self.run.lr, flat=True)
+        optimizer.begin = lambda: optimizer.state.update({each: self._optimizer_state(each) for each in stepped})
         return optimizer
 
     optimizer: Any = cached_property(_build_optimizer)  # few strategies look at it, and building it takes long
@@ -214,7 +213,7 @@ class RecordingWorker:
 
         Of a divided model those of this worker's shards, and what it holds whole at the same time.
         """
-        held = [self._optimizer_state(), self._hosted, self.state]
+        held = [[self._optimizer_state(each) for each in self._stepped()], self._hosted, self.state]
         own = [self.parameters, self.gradients, self.parameters.clone(), *_tensors(held)]
         if self.sharded is not None:
             own += self.sharded.gathered()
@@ -358,11 +357,25 @@ class RecordingWorker:
     def use_optimizer(self, wrap: Any) -> None:
         raise NotImplementedError("a recording has no gradients for a library's optimizer")
 
-    def _optimizer_state(self) -> dict[str, Tensor]:
-        """Return the tensors that the optimizer has after a step."""
+    def _stepped(self) -> list[torch.nn.Parameter]:
+        """Return the parameters that the optimizer steps: one flat vector, or those of layers whose states differ.
+
+        A part of a model, whose layers a recording does not have apart, counts as one matrix.
+        """
+        trained = [each for each in self.model.parameters() if each.requires_grad]
+        is_whole = sum(each.numel() for each in trained) == self.parameters.numel()
+        if self.run.optimizer.name == "muon" and is_whole:
+            return [torch.nn.Parameter(self.parameters.new_empty(each.shape)) for each in trained]
+        flat = torch.nn.Parameter(self.parameters)
+        flat.grad = self.gradients
+        return [flat]
+
+    def _optimizer_state(self, parameter: Tensor) -> dict[str, Tensor]:
+        """Return the tensors that the optimizer has of `parameter` after a step."""
+        is_matrix = parameter.dim() == 2 or parameter.numel() == self.parameters.numel()
         return {
-            name: self.parameters.clone() if value.dim() else value.to("meta")
-            for name, value in _state_after_step(self.run.optimizer).items()
+            name: parameter.detach().clone() if value.dim() else value.to("meta")
+            for name, value in _state_after_step(self.run.optimizer, is_matrix=is_matrix).items()
         }
 
     def is_last(self, epoch: int) -> bool:
@@ -455,10 +468,10 @@ def _held_at_once(vectors: Sequence[tuple[Tensor, bool]]) -> list[Tensor]:
     return [vector for vector, stays in vectors if stays] + sorted(passing, key=Tensor.numel)[-1:]
 
 
-def _state_after_step(optimizer: Component) -> dict[str, Tensor]:
+def _state_after_step(optimizer: Component, *, is_matrix: bool) -> dict[str, Tensor]:
     """Return the tensors that an optimizer has after a step on a parameter of one number; equal ones step once."""
-    if (key := str(optimizer)) not in _STATES:
-        one = torch.nn.Parameter(torch.zeros(1, 1))
+    if (key := (str(optimizer), is_matrix)) not in _STATES:
+        one = torch.nn.Parameter(torch.zeros(1, 1) if is_matrix else torch.zeros(1))
         one.grad = torch.ones_like(one)
         stepped: Any = build_optimizer(optimizer, [one], 0.1, flat=True)
         stepped.step()

@@ -85,8 +85,8 @@ class Fsdp(Strategy):
         optimizer = setting.training.optimizer.name
         if setting.workers > 1 and optimizer in BY_LAYER:
             raise StudyError(
-                f"strategy {self.name}: optimizer {optimizer} takes the norms of whole layers, of which a worker "
-                "updates a shard; use sgd, adam or adamw"
+                f"strategy {self.name}: optimizer {optimizer} needs whole layers, of which a worker updates a "
+                "shard; use sgd, adam or adamw"
             )
         return []
 

@@ -119,8 +119,8 @@ class ParameterServerStrategy(Strategy):
         optimizer = setting.training.optimizer.name
         if optimizer in BY_LAYER:
             raise StudyError(
-                f"strategy {self.name}: optimizer {optimizer} scales each layer's step by its norms, and the server "
-                "knows one vector; use sgd, adam or adamw"
+                f"strategy {self.name}: optimizer {optimizer} needs whole layers, and the server knows one "
+                "vector; use sgd, adam or adamw"
             )
         if self.shards > setting.workers > 1:
             workers = setting.workers

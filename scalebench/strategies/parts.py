@@ -253,8 +253,8 @@ class PartsOfModel(Strategy):
         optimizer = setting.training.optimizer.name
         if mesh.tensor > 1 and optimizer in BY_LAYER:
             raise StudyError(
-                f"strategy {self.name}: optimizer {optimizer} takes the norms of whole layers, of which a worker holds "
-                "a share; use sgd, adam or adamw"
+                f"strategy {self.name}: optimizer {optimizer} needs whole layers, of which a worker holds a "
+                "share; use sgd, adam or adamw"
             )
         if setting.layer_work is not None:
             sizes = self.sizes_of(setting.layer_work)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable
 from functools import partial
+from importlib.metadata import version
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Self
 
@@ -12,7 +13,7 @@ from pydantic import Field, ValidationError, model_validator
 
 from scalebench.errors import StudyError, nearest
 from scalebench.registry import first_fault
-from scalebench.study.spec import ADAMW_DECAY, BY_LAYER, Component, Training
+from scalebench.study.spec import ADAMW_DECAY, Component, Training
 from scalebench.study.validation import StrictModel
 
 if TYPE_CHECKING:
@@ -54,12 +55,22 @@ class LambOptions(AdamOptions):
     eps: float = Field(1e-6, gt=0)
 
 
+class MuonOptions(AdamOptions):
+    momentum: float = Field(0.95, ge=0, lt=1)
+    nesterov: bool = True
+    ns_steps: int = Field(5, ge=1, lt=100)
+    weight_decay: float = Field(0.1, ge=0, le=1e38)
+
+
+_FIRST_WITH_MUON = (2, 9)
+_OF_PYTORCH_OPTIMIZER = ("lars", "lamb")
 _OPTIONS: dict[str, type[_Options]] = {
     "sgd": SgdOptions,
     "adam": AdamOptions,
     "adamw": AdamWOptions,
     "lars": LarsOptions,
     "lamb": LambOptions,
+    "muon": MuonOptions,
 }
 
 
@@ -74,7 +85,11 @@ def build_optimizer(component: Component, parameters: Iterable[Tensor], lr: floa
         return FlatSgd(parameters, lr, **options) if flat else torch.optim.SGD(parameters, lr=lr, **options)
     if "beta1" in options:
         options["betas"] = (options.pop("beta1"), options.pop("beta2"))
-    if component.name in BY_LAYER:
+    if component.name == "muon":
+        from scalebench.training.muon import Muon
+
+        return Muon(parameters, lr, **options)
+    if component.name in _OF_PYTORCH_OPTIMIZER:
         import pytorch_optimizer
 
         # Without adam_debias its LAMB multiplies the step by 1 / (1 - beta1^t), unlike the paper.
@@ -89,18 +104,26 @@ def check_optimizer(component: Component) -> _Options:
     """Return the options of the optimizer `component`.
 
     Raises:
-        StudyError: unknown optimizer or option, with the nearest name, a value out of range, or a missing package.
+        StudyError: unknown optimizer or option, with the nearest name, a value out of range, or a package
+            that is missing or too old.
     """
     if component.name not in _OPTIONS:
         raise StudyError(f"unknown optimizer {component.name!r}; {nearest(component.name, _OPTIONS)}")
-    if component.name in BY_LAYER and find_spec("pytorch_optimizer") is None:
+    if component.name in _OF_PYTORCH_OPTIMIZER and find_spec("pytorch_optimizer") is None:
         add = 'pip install "scalebench[optimizers]"'
         raise StudyError(f"optimizer {component.name} needs pytorch_optimizer; add it with: {add}")
+    if component.name == "muon" and _release("torch") < _FIRST_WITH_MUON:
+        raise StudyError(f"optimizer muon needs torch 2.9 or later, and torch is {version('torch')} here; update it")
     options = _OPTIONS[component.name]
     try:
         return options(**component.options)
     except ValidationError as error:
         raise StudyError(f"optimizer {component.name}: {first_fault(error, options)}") from None
+
+
+def _release(package: str) -> tuple[int, ...]:
+    """Return the first two numbers of a version, without importing the package."""
+    return tuple(int(number) for number in version(package).split(".")[:2])
 
 
 def learning_rate(training: Training, workers: int, epochs_done: float, steps_done: int = 0) -> float:

@@ -325,3 +325,8 @@ def test_bad_input_is_one_line(arguments, message):
     assert message in said
     assert "\n" not in said
     assert caught.value.exit_code == 2
+
+
+def test_a_device_has_no_price_for_the_steps_of_muon():
+    with pytest.raises(UsageError, match=r"optimizer muon, which multiply matrices .*; state the seconds of a step"):
+        invoke("--device", "a100-40gb", "--optimizer", "muon")

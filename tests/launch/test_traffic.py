@@ -50,7 +50,7 @@ def test_buffers_that_ddp_sends_are_recorded(machine):
     assert expected.bytes_sent == expected.steps * (4 * outcome.facts.parameters + buffers / 4)
 
 
-@pytest.mark.parametrize("optimizer", ["sgd", "adam", "adamw", "lars", "lamb"])
+@pytest.mark.parametrize("optimizer", ["sgd", "adam", "adamw", "lars", "lamb", "muon"])
 def test_averaged_optimizer_state_is_recorded(machine, optimizer):
     """Adam's step counter too; of two clients one is averaged before it has stepped for the first time."""
     if optimizer in ("lars", "lamb"):
@@ -63,8 +63,11 @@ def test_averaged_optimizer_state_is_recorded(machine, optimizer):
     outcome, _ = simulate(plan.sweep.runs[0], plan.prepared.datasets[2], machine)
     assert outcome.status == "completed", outcome.error
     assert [worker.bytes_sent / 2 for worker in outcome.workers] == [expected.bytes_sent] * 2
-    moments = {"sgd": 1, "lars": 1}.get(optimizer, 2)
-    assert expected.bytes_sent == 4 * (outcome.facts.parameters * (1 + moments) + optimizer.startswith("adam"))
+    moments = {"sgd": 1, "lars": 1, "muon": 1}.get(optimizer, 2)
+    numbers = outcome.facts.parameters * (1 + moments) + optimizer.startswith("adam")
+    if optimizer == "muon":
+        numbers += 128 + 3 + 2  # second moments and counters of two biases, which AdamW steps
+    assert expected.bytes_sent == 4 * numbers
 
 
 def test_a_count_that_differs_from_the_program_is_reported_once(machine):

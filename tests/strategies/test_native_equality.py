@@ -12,6 +12,7 @@ import pytest
 
 from scalebench.comm.engines import available
 from scalebench.launch.processes import environment, launch_command
+from scalebench.study.spec import Component
 from scalebench.virtual.engine import simulate
 from tests.strategies import daso_case
 
@@ -194,6 +195,20 @@ def test_four_mpi_ranks_compute_what_virtual_workers_and_heat_do(make_run, blobs
         np.testing.assert_allclose(native["final"], case["final"][0], atol=1e-6, rtol=0)
         for rank, losses in enumerate(native["losses"]):
             daso_case.check_epoch_losses(losses, case, rank)
+
+
+def test_two_mpi_ranks_take_the_steps_of_muon_that_virtual_workers_take(make_run, blobs, machine, tmp_path):
+    """Bit for bit: sums of two have one order, and bfloat16, to which Muon rounds, one value of each."""
+    strategies = {"local_sgd": MPI["local_sgd"], "epoch_average": {"epoch_average": {}}, "allreduce": {"allreduce": {}}}
+    muon = {"optimizer": Component(name="muon"), "lr": 0.02}
+    runs = [run.model_copy(update=muon) for run in native_runs("mpi", strategies, make_run, counts=(2,))]
+    found = launched("mpi", runs, [], blobs, tmp_path)
+    compare(runs, found, blobs, machine)
+    for run in runs:
+        twin = run.model_copy(update={"engine": "virtual", "execution": "virtual"})
+        _, weights = simulate(twin, blobs, machine)
+        assert np.array_equal(found[run.run_id]["final"], weights["final"].numpy()), run.run_id
+        assert found[run.run_id]["called"].tolist() == found[run.run_id]["counted"][:, 0].tolist()
 
 
 @pytest.mark.thorough

@@ -172,7 +172,7 @@ def test_shards_are_all_that_a_worker_keeps_between_steps(monkeypatch, play, rec
 
 
 def test_shards_need_layers_and_optimizers_without_norms(play):
-    with pytest.raises(StudyError, match="optimizer lars takes the norms of whole layers"):
+    with pytest.raises(StudyError, match="optimizer lars needs whole layers"):
         registry.create("fsdp", {}).check(setting(2, optimizer="lars"))
     with pytest.raises(StudyError, match="option 'shard'"):
         registry.create("fsdp", {"shard": 4})
@@ -493,7 +493,7 @@ def test_shares_and_meshes_that_do_not_fit_are_refused(strategy, widths, said):
 
 def test_norms_of_layers_and_dropout_do_not_go_with_shares():
     lamb = setting(4, optimizer="lamb")
-    with pytest.raises(StudyError, match="optimizer lamb takes the norms of whole layers"):
+    with pytest.raises(StudyError, match="optimizer lamb needs whole layers"):
         registry.create("tensor", {}).check(lamb)
     model = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4), nn.Dropout(0.1), nn.Linear(4, 4))
     with pytest.raises(ModelError, match=r"dropout of 0\.1"):

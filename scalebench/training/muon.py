@@ -1,0 +1,73 @@
+"""Muon for matrices, with AdamW for all that is no matrix."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+_OF_MUON_ALONE = "ns_steps"  # an option that groups of AdamW do not have
+
+
+class Muon(torch.optim.Optimizer):
+    """B <- m B + g, W <- (1 - eta d) W - 0.2 eta sqrt(max(rows, columns)) NS(g + m B) of each matrix W.
+
+    NS are Newton-Schulz iterations, in bfloat16, which bring the singular values near 1; the factor gives the change
+    the root mean square of AdamW's, so that rates and decays tuned for AdamW hold (`match_rms_adamw`; Liu et al., 2025,
+    arXiv 2502.16982). Jordan et al., 2024, https://kellerjordan.github.io/posts/muon. Biases, norms and convolutions,
+    which are no matrices, get AdamW at the same rate and decay.
+
+    The steps are those of `torch.optim.Muon` and `torch.optim.AdamW` on the groups and the state of this optimizer.
+    `parameters` may be the groups of another one, which wrappers such as Horovod's hand over.
+    """
+
+    def __init__(
+        self,
+        parameters: Iterable[Tensor] | Iterable[dict[str, Any]],
+        lr: float = 1e-3,
+        *,
+        momentum: float = 0.95,
+        nesterov: bool = True,
+        ns_steps: int = 5,
+        betas: tuple[float, float] = (0.9, 0.999),
+        eps: float = 1e-8,
+        weight_decay: float = 0.1,
+    ) -> None:
+        groups: list[dict[str, Any]] = []
+        matrices: list[Tensor] = []
+        others: list[Tensor] = []
+        for given in parameters:
+            if isinstance(given, dict):
+                groups.append(given)
+            else:
+                (matrices if given.dim() == 2 else others).append(given)
+        if matrices:
+            muon = torch.optim.Muon(
+                matrices,
+                lr=lr,
+                weight_decay=weight_decay,
+                momentum=momentum,
+                nesterov=nesterov,
+                ns_steps=ns_steps,
+                adjust_lr_fn="match_rms_adamw",
+            )
+            groups += muon.param_groups
+        if others:
+            adamw = torch.optim.AdamW(others, lr=lr, betas=betas, eps=eps, weight_decay=weight_decay)
+            groups += adamw.param_groups
+        super().__init__(groups, {"lr": lr})
+        self._of_groups = [_optimizer_of(group) for group in self.param_groups]
+
+    def step(self, closure: Any = None) -> None:  # type: ignore[override]
+        """Take a step of each group; closures are not supported."""
+        for own, group in zip(self._of_groups, self.param_groups, strict=True):
+            own.param_groups, own.state = [group], self.state
+            own.step()
+
+
+def _optimizer_of(group: dict[str, Any]) -> torch.optim.Optimizer:
+    """Return the torch optimizer whose options `group` has."""
+    kind = torch.optim.Muon if _OF_MUON_ALONE in group else torch.optim.AdamW
+    return kind([dict(group)])
