@@ -88,7 +88,8 @@ _ENERGY = """\
   cores, sleeping ranks and other programs included.
 - `nvml`: the GPUs of the run, one for each worker. `rapl+nvml` is the sum of both.
 - `slurm`: if neither can be read, the job's energy during the run in Slurm's accounting (`sstat`,
-  `ConsumedEnergyRaw`), in steps of its `JobAcctGatherFrequency`.
+  `ConsumedEnergyRaw`), in steps of its `JobAcctGatherFrequency`. A job step has the energy of its nodes, so that
+  `batch`, `extern` and `0` on one node have all the same: the step that took most counts, not the sum.
 
 Both cells are empty if a node or a GPU of the run cannot be read; with unreadable processors, a run on GPUs has the
 source `nvml`. Paced and virtual runs have no energy: the energy used here is not that of the stated device.

@@ -14,10 +14,12 @@ import subprocess
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
+from typing import Protocol
 
 POWERCAP = Path("/sys/class/powercap")
 NVML = "libnvidia-ml.so.1"
 _SLURM_S = 10.0  # longest wait for an answer
+_UNKNOWN_TO_SLURM = (2.0**32 - 2, 2.0**64 - 2)  # its NO_VAL and NO_VAL64
 _SOURCES = ("rapl", "nvml", "slurm")
 
 
@@ -89,31 +91,67 @@ def nvml(uuid: str, library: str = NVML) -> Counter:
     return Counter(read, 1e3)
 
 
-def slurm_joules() -> float | None:
-    """Energy of this job by Slurm's accounting; None outside a job and without accounting."""
+def slurm_joules() -> dict[str, float]:
+    """Energy of the running steps of this job by Slurm's accounting; empty outside a job and without accounting."""
     job, program = os.environ.get("SLURM_JOB_ID"), shutil.which("sstat")
     if not job or program is None:
-        return None
-    command = [program, "--jobs", job, "--allsteps", "--noheader", "--parsable2", "--format=ConsumedEnergyRaw"]
+        return {}
+    command = [program, "--jobs", job, "--allsteps", "--noheader", "--parsable2", "--format=JobID,ConsumedEnergyRaw"]
     with suppress(OSError, subprocess.SubprocessError, ValueError):
         output = subprocess.run(command, capture_output=True, text=True, timeout=_SLURM_S, check=True).stdout
-        return sum(float(line) for line in output.split()) or None
-    return None
+        steps = (line.split("|") for line in output.split())
+        joules = {step: float(energy) for step, energy in steps if energy}
+        return {step: energy for step, energy in joules.items() if energy not in _UNKNOWN_TO_SLURM}
+    return {}
+
+
+class SlurmCounter:
+    """Joules since `begin` by Slurm's accounting of the steps of this job, which `read` returns.
+
+    A step's energy is that of its nodes, whatever else runs there: the steps `batch`, `extern` and `0` of a job on one
+    node have the same, and their sum is three times what was used. The step that took most since `begin` counts.
+    """
+
+    def __init__(self, read: Callable[[], Mapping[str, float]] = slurm_joules) -> None:
+        self._read = read
+        self._first: Mapping[str, float] = {}
+
+    def begin(self) -> None:
+        """Start counting at zero."""
+        self._first = self._read()
+
+    def joules(self) -> float | None:
+        """Energy since `begin`, None if unknown."""
+        now = self._read()
+        return max((now[step] - before for step, before in self._first.items() if step in now), default=None)
+
+
+class EnergyCounter(Protocol):
+    """What every source of energy offers."""
+
+    def begin(self) -> None: ...
+    def joules(self) -> float | None: ...
 
 
 class Meter:
     """The energy counters that one worker reads: of its node (`first_on_node`), its GPU, the job (`first`)."""
 
     def __init__(
-        self, *, first_on_node: bool, first: bool, gpu: str | None, slurm: Callable[[], float | None] = slurm_joules
+        self,
+        *,
+        first_on_node: bool,
+        first: bool,
+        gpu: str | None,
+        slurm: Callable[[], Mapping[str, float]] = slurm_joules,
     ) -> None:
-        self._counters: dict[str, Counter] = {}
-        if first_on_node:
-            self._counters["rapl"] = rapl(POWERCAP)
+        self._rapl = rapl(POWERCAP) if first_on_node else None
+        self._counters: dict[str, EnergyCounter] = {}
+        if self._rapl is not None:
+            self._counters["rapl"] = self._rapl
         if gpu:
             self._counters["nvml"] = nvml(gpu)
         if first:
-            self._counters["slurm"] = Counter(lambda: [slurm()], 1.0)
+            self._counters["slurm"] = SlurmCounter(slurm)
 
     def begin(self) -> None:
         for counter in self._counters.values():
@@ -121,8 +159,8 @@ class Meter:
 
     def look(self) -> None:
         """Read RAPL's counters; call it some times in a run, as they wrap around."""
-        if "rapl" in self._counters:
-            self._counters["rapl"].look()
+        if self._rapl is not None:
+            self._rapl.look()
 
     def end(self) -> dict[str, float | None]:
         """Return the joules of each counter, None if unknown."""

@@ -9,7 +9,7 @@ import subprocess
 import pytest
 
 from scalebench.comm import engines
-from scalebench.native.energy import Meter, nvml, rapl, slurm_joules, total
+from scalebench.native.energy import Meter, SlurmCounter, nvml, rapl, slurm_joules, total
 
 NVML = """
 #include <string.h>
@@ -112,17 +112,22 @@ def test_gpu_is_found_by_its_uuid(tmp_path):
         assert other.joules() is None
 
 
+STEPS = "echo '17.extern|4580000'; echo '17.batch|4580000'; echo '17.0|4570000'"  # the form of sstat 22.05
+
+
 @pytest.mark.parametrize(
     ("script", "joules"),
     [
-        ("echo 1200; echo 34; echo", 1234.0),
-        ("echo 0", None),
-        ("echo 12M", None),
-        ("exit 1", None),
-        (None, None),
+        (STEPS, {"17.extern": 4580000.0, "17.batch": 4580000.0, "17.0": 4570000.0}),
+        ("echo '17.batch|0'", {"17.batch": 0.0}),
+        ("echo '17.batch|'; echo '17.0|5'", {"17.0": 5.0}),
+        ("echo '17.batch|18446744073709551614'; echo '17.0|4294967294'", {}),
+        ("echo '17.batch|12M'", {}),
+        ("exit 1", {}),
+        (None, {}),
     ],
 )
-def test_slurm_sums_all_steps_of_the_job(tmp_path, monkeypatch, script, joules):
+def test_slurm_gives_the_energy_of_each_step_of_the_job(tmp_path, monkeypatch, script, joules):
     monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
     monkeypatch.setenv("SLURM_JOB_ID", "17")
     if script is not None:
@@ -132,7 +137,7 @@ def test_slurm_sums_all_steps_of_the_job(tmp_path, monkeypatch, script, joules):
         monkeypatch.setenv("PATH", str(tmp_path))
     assert slurm_joules() == joules
     monkeypatch.delenv("SLURM_JOB_ID")
-    assert slurm_joules() is None
+    assert slurm_joules() == {}
 
 
 @pytest.mark.parametrize(
@@ -155,11 +160,34 @@ def test_total_needs_every_part(readings, expected):
 
 
 def test_meter_reads_slurm_before_and_after_the_run(monkeypatch):
-    readings = iter([100.0, 130.0])
+    readings = iter([{"17.batch": 100.0}, {"17.batch": 130.0}])
     meter = Meter(first_on_node=False, first=True, gpu=None, slurm=lambda: next(readings))
     meter.begin()
     meter.look()
     assert meter.end() == {"slurm": 30.0}
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "joules"),
+    [
+        (
+            {"17.extern": 90.0, "17.batch": 90.0, "17.0": 10.0},
+            {"17.extern": 120.0, "17.batch": 120.0, "17.0": 39.0},
+            30.0,
+        ),
+        ({"17.batch": 90.0, "17.0": 10.0}, {"17.batch": 120.0, "17.0": 70.0}, 60.0),
+        ({"17.batch": 90.0}, {"17.batch": 120.0, "17.1": 500.0}, 30.0),
+        ({"17.0": 90.0}, {"17.1": 120.0}, None),
+        ({}, {"17.0": 120.0}, None),
+    ],
+    ids=["the same nodes", "more nodes", "a step that began meanwhile", "another step", "unknown at first"],
+)
+def test_steps_of_a_job_are_not_added_up(before, after, joules):
+    """Each step has the energy of its nodes; batch, extern and 0 of a job on one node have all the same."""
+    readings = iter([before, after])
+    counter = SlurmCounter(lambda: next(readings))
+    counter.begin()
+    assert counter.joules() == joules
 
 
 @pytest.mark.parametrize(
