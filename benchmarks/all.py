@@ -22,6 +22,7 @@ BENCHMARKS = (
     "virtual_overhead",
     "many_workers",
     "jobs",
+    "submit",
     "records",
     "presenting",
     "default_study",
