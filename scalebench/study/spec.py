@@ -103,7 +103,7 @@ class TaskOptions(StrictModel):
     """Where the tasks of engine `tasks` are computed."""
 
     backend: Literal["processes", "dask", "ray"] = Field(
-        "processes", description="processes of this node (concurrent.futures), dask.distributed, or Ray"
+        "processes", description="processes of this node, dask.distributed, or Ray"
     )
     scheduler: str | None = Field(
         None, description="address of a running scheduler, such as tcp://node1:8786; without one, it is started here"

@@ -7,20 +7,17 @@ process died. It computes at most one task of a worker at a time.
 from __future__ import annotations
 
 import asyncio
-import multiprocessing
 import os
 import platform
 from collections import Counter
 from collections.abc import Callable
-from concurrent.futures import Future, ProcessPoolExecutor
-from concurrent.futures.process import BrokenProcessPool
 from typing import Any, Protocol
 
 from scalebench.errors import EngineError, in_one_line
 from scalebench.formatting import counted
 from scalebench.study.spec import TaskOptions
-from scalebench.system.parent_watch import exit_with_parent, preloaded_forkserver, signals_blocked
 from scalebench.tasks.block import TRIM
+from scalebench.tasks.process import ProcessDied, TaskProcess
 
 ANSWER_S = 10.0  # for a scheduler to answer
 _START_S = 60.0  # for its workers to start
@@ -49,63 +46,33 @@ class Backend(Protocol):
 
 
 class Processes:
-    """`concurrent.futures` with one process for each worker, so that a process that dies takes one task along."""
+    """One process of this node for each worker, so that a process that dies takes one task along."""
 
     def __init__(self, options: TaskOptions, workers: int, done: Done) -> None:
         self._done = done
-        self._pools = [_Pool() for _ in range(workers)]
+        self._processes = [TaskProcess() for _ in range(workers)]
 
     def submit(self, ticket: int, place: int, function: Callable[..., Any], *arguments: Any) -> None:
-        place %= len(self._pools)
-        try:
-            future = self._begin(place, function, *arguments)
-        except BrokenProcessPool:  # it died between two tasks, which is no task's affair
-            self._replace(place)
-            future = self._begin(place, function, *arguments)
-        pool = self._pools[place]
-        future.add_done_callback(lambda ended: self._ended(ticket, place, pool, ended))
+        future = self._alive(place % len(self._processes)).submit(function, *arguments)
+        future.add_done_callback(lambda ended: _pass_on(self._done, ticket, ended, ProcessDied))
 
-    def _begin(self, place: int, function: Callable[..., Any], *arguments: Any) -> Future[Any]:
-        with signals_blocked():
-            return self._pools[place].submit(function, *arguments)
-
-    def _ended(self, ticket: int, place: int, pool: _Pool, ended: Future[Any]) -> None:
-        error = None if ended.cancelled() else ended.exception()
-        if isinstance(error, BrokenProcessPool) and self._pools[place] is pool:
-            self._replace(place)
-        _pass_on(self._done, ticket, ended, BrokenProcessPool)
-
-    def _replace(self, place: int) -> None:
-        self._pools[place].shutdown(wait=False)
-        self._pools[place] = _Pool()
+    def _alive(self, place: int) -> TaskProcess:
+        """Return the process of a place; another one if it has died."""
+        if self._processes[place].is_dead:
+            self._processes[place] = TaskProcess()
+        return self._processes[place]
 
     def everywhere(self, function: Callable[..., Any], *arguments: Any) -> list[Any]:
-        futures = [self._begin(place, function, *arguments) for place in range(len(self._pools))]
+        places = range(len(self._processes))
+        futures = [self._alive(place).submit(function, *arguments) for place in places]
         return [future.result() for future in futures]
 
     def repeated(self) -> int:
         return 0
 
     def close(self) -> None:
-        own = {pool.pid() for pool in self._pools}
-        for pool in self._pools:
-            pool.shutdown(wait=False, cancel_futures=True)
-        for process in multiprocessing.active_children():
-            if process.pid in own:  # it may still be at work for a run that was ended
-                process.terminate()
-
-
-class _Pool(ProcessPoolExecutor):
-    """One process."""
-
-    def __init__(self) -> None:
-        super().__init__(1, preloaded_forkserver(), exit_with_parent)
-        with signals_blocked():
-            self._pid = self.submit(os.getpid)
-
-    def pid(self) -> int | None:
-        """Return the process, once it has started, unless it has died before."""
-        return self._pid.result() if self._pid.done() and not self._pid.exception() else None
+        for process in self._processes:
+            process.close()
 
 
 class Dask:

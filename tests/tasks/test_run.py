@@ -124,7 +124,7 @@ def test_processes_of_others_outlive_the_tasks(executed):
     try:
         runs = TaskRuns({2: prepare(task_run(), 2)}, 2)
         assert runs.execute(task_run(save_weights=False)).status == "completed"
-        own = {pool.pid() for pool in runs._backends[task_run().tasks]._pools}
+        own = {process.pid for process in runs._backends[task_run().tasks]._processes}
         assert None not in own
         runs.close()
         assert other.is_alive()
@@ -145,7 +145,7 @@ def test_a_dead_process_s_block_is_trained_again_once(executed, machine, monkeyp
 
     def kill_soon(self, worker, place, arguments):
         if worker == 0 and not killed:
-            (pid,) = self.backend._pools[0]._processes
+            pid = self.backend._processes[0].pid
             killed.append(pid)
             threading.Timer(0.2, os.kill, (pid, signal.SIGKILL)).start()  # its block takes 0.6 s
         return begin(self, worker, place, arguments)
