@@ -16,7 +16,7 @@ def study(**values):
 def test_more_points_are_the_same_study_and_another_rate_is_not(tmp_path):
     keep_study(tmp_path, study())
     keep_study(tmp_path, study(workers="1..4", repetitions=9))
-    with pytest.raises(ResultsError, match=r"holds another study of this name \(lr was 0\.03, is 0\.5\); use --new"):
+    with pytest.raises(ResultsError, match=r"holds another study of this name \(lr was 0\.06, is 0\.5\); use --new"):
         keep_study(tmp_path, study(lr=0.5))
     assert changes(tmp_path, study(workers="1..4", repetitions=9)) == []
 
