@@ -17,7 +17,9 @@ SHORT = ["--strategy", "epoch_average", "--cluster", "marenostrum5-acc", "--devi
 
 
 def trace(folder: Path, *arguments: str) -> tuple[list[Path], dict]:
-    result = CliRunner().invoke(main, ["trace", *arguments, "--output", str(folder), "--format", "png"])
+    result = CliRunner().invoke(
+        main, ["trace", "--batch-per-worker", "8", *arguments, "--output", str(folder), "--format", "png"]
+    )
     assert result.exit_code == 0, result.output
     files = [Path(line) for line in result.output.split()]
     assert [file.suffix for file in files] == [".png", ".csv", ".json"]

@@ -60,6 +60,7 @@ def test_own_runs_are_predicted_by_the_calibration_that_they_are_given(
     slower = calibration.model_copy(update={"engines": machine.engines.model_copy(update={"entries": slow})})
     Path("slow.json").write_text(slower.model_dump_json())
     run = ("run", "--dataset", "wine", "--epochs", "1", "--execution", "modelled", "--calibration", "mine.json")
+    run += ("--batch-per-worker", "8")  # that of the calibration
     invoke(*run, "--workers", "1,2", "--strategy", "allreduce", "--name", "mine", "--repetitions", "2")
     rows = pd.read_csv("results/mine/runs.csv", dtype=str, keep_default_na=False)
     rows.assign(execution="native", engine="mpi").to_csv("results/mine/runs.csv", index=False)
