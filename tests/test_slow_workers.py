@@ -30,6 +30,7 @@ from scalebench.study.spec import Study
 from scalebench.system.clock import Task, WallClock
 from scalebench.training.pacing import PacedClock, PacedStep, jitter_of, slowness_of
 from tests.conftest import needs_mpi
+from tests.operations import allreduce, message
 
 WINDOW = {"rank": 1, "from_s": 0.010, "until_s": 0.035, "factor": 3.0}
 
@@ -74,12 +75,16 @@ def test_slow_cards_slow_messages_between_nodes():
     plain, slow = Network(even), Network(uneven)
     n = 10_000_000
     latency = cluster.links.inter.latency_s
-    assert slow.message(n, 0, 1) == plain.message(n, 0, 1)
-    assert slow.message(n, 2, 3) == plain.message(n, 2, 3)  # inside the slow node
-    assert slow.message(n, 0, 4) == plain.message(n, 0, 4)
-    assert slow.message(n, 0, 2) - latency == pytest.approx(4 * (plain.message(n, 0, 2) - latency))
-    assert slow.allreduce(n, (0, 4)) == plain.allreduce(n, (0, 4))
-    assert 2 * plain.allreduce(n, range(8)) < slow.allreduce(n, range(8)) <= 4 * plain.allreduce(n, range(8))
+    assert slow.time(message(n, 0, 1)) == plain.time(message(n, 0, 1))
+    assert slow.time(message(n, 2, 3)) == plain.time(message(n, 2, 3))  # inside the slow node
+    assert slow.time(message(n, 0, 4)) == plain.time(message(n, 0, 4))
+    assert slow.time(message(n, 0, 2)) - latency == pytest.approx(4 * (plain.time(message(n, 0, 2)) - latency))
+    assert slow.time(allreduce(n, (0, 4))) == plain.time(allreduce(n, (0, 4)))
+    assert (
+        2 * plain.time(allreduce(n, range(8)))
+        < slow.time(allreduce(n, range(8)))
+        <= 4 * plain.time(allreduce(n, range(8)))
+    )
 
 
 def test_paced_worker_has_the_stated_slowness(make_run):
@@ -155,11 +160,11 @@ def test_slow_link_between_two_nodes_slows_its_messages():
     cluster = load_cluster("ethernet-10g").with_slow_links({"0-2": 8.0})
     slow, plain = Network(cluster), Network(load_cluster("ethernet-10g"))
     n, latency = 10_000_000, cluster.links.inter.latency_s
-    assert slow.message(n, 0, 2) - latency == pytest.approx(8 * (plain.message(n, 0, 2) - latency))
-    assert slow.message(n, 2, 0) == slow.message(n, 0, 2)
-    assert slow.message(n, 1, 2) == plain.message(n, 1, 2)
-    assert slow.allreduce(n, (0, 1)) == plain.allreduce(n, (0, 1))
-    assert slow.allreduce(n, (0, 1, 2)) > 4 * plain.allreduce(n, (0, 1, 2))
+    assert slow.time(message(n, 0, 2)) - latency == pytest.approx(8 * (plain.time(message(n, 0, 2)) - latency))
+    assert slow.time(message(n, 2, 0)) == slow.time(message(n, 0, 2))
+    assert slow.time(message(n, 1, 2)) == plain.time(message(n, 1, 2))
+    assert slow.time(allreduce(n, (0, 1))) == plain.time(allreduce(n, (0, 1)))
+    assert slow.time(allreduce(n, (0, 1, 2))) > 4 * plain.time(allreduce(n, (0, 1, 2)))
 
 
 @pytest.mark.parametrize("links", [{"a": 2}, {"1-1": 2}, {"1-2-3": 2}, {-1: 2}, {"3": 0.5}])
@@ -269,20 +274,20 @@ def test_slow_links_delay_real_messages_by_the_model(paced):
     n = 4 * (13 * 128 + 128 + 128 * 3 + 3)
     comm = {name: [worker.comm_s for worker in outcome.workers] for name, (_, outcome) in paced[0].items()}
     slow = SlowLinks(load_cluster("ethernet-10g"), {"1": 1000.0})
-    message, mean = slow.adds_to_message(n, 0, 1), slow.adds("allreduce", n, (0, 1))
+    one, mean = slow.adds(message(n, 0, 1)), slow.adds(allreduce(n, (0, 1)))
     steps = -(-142 // 2 // 8)
-    assert message == pytest.approx(999 * n / 1.25e9)
-    assert mean == pytest.approx(message)  # 2 (p - 1) / p = 1
+    assert one == pytest.approx(999 * n / 1.25e9)
+    assert mean == pytest.approx(one)  # 2 (p - 1) / p = 1
     assert min(comm["allreduce"]) > 0.999 * steps * mean
-    assert comm["asp"][1] > 0.999 * steps * 2 * message  # there and back; worker 0 sits beside the server
-    assert comm["epoch_async"][1] > 0.999 * (2 * message + mean)  # fetched and stored, then the mean of all
-    assert min(comm["gossip"]) > 0.999 * (steps * message + mean)
+    assert comm["asp"][1] > 0.999 * steps * 2 * one  # there and back; worker 0 sits beside the server
+    assert comm["epoch_async"][1] > 0.999 * (2 * one + mean)  # fetched and stored, then the mean of all
+    assert min(comm["gossip"]) > 0.999 * (steps * one + mean)
 
 
 def test_only_messages_over_slow_links_are_delayed():
     slow = SlowLinks(load_cluster("ethernet-10g"), {"0-2": 8.0})
-    assert slow.adds("allreduce", 1_000_000, (0, 2)) > 0 == slow.adds("allreduce", 1_000_000, (0, 1))
-    assert slow.adds_to_message(1_000_000, 2, 0) > 0 == slow.adds_to_message(1_000_000, 1, 2)
+    assert slow.adds(allreduce(1_000_000, (0, 2))) > 0 == slow.adds(allreduce(1_000_000, (0, 1)))
+    assert slow.adds(message(1_000_000, 2, 0)) > 0 == slow.adds(message(1_000_000, 1, 2))
 
 
 def test_pending_allreduce_is_delayed_from_its_begin():

@@ -42,17 +42,17 @@ class Level(NamedTuple):
 Levels = tuple[Level, ...]  # inside a node, then between nodes; without levels of one rank
 
 
-def recursive_doubling(n: int, levels: Levels, gamma: float) -> float:
+def recursive_doubling(n: float, levels: Levels, gamma: float) -> float:
     """ceil(lg p) (a + n/B + n gamma): each rank exchanges the buffer with partners at doubling distances."""
     return sum(_lg(level.ranks) * (level.latency_s + n / level.shared + n * gamma) for level in levels)
 
 
-def rabenseifner(n: int, levels: Levels, gamma: float) -> float:
+def rabenseifner(n: float, levels: Levels, gamma: float) -> float:
     """2 ceil(lg p) a + 2 (p-1)/p n/B + (p-1)/p n gamma: recursive halving, then doubling, nearest partners first."""
     return _scatter_gather(n, levels, gamma, lambda ranks: 2 * _lg(ranks))
 
 
-def hierarchical(n: int, levels: Levels, gamma: float) -> float:
+def hierarchical(n: float, levels: Levels, gamma: float) -> float:
     """Rings in rings, g ranks in each of m nodes.
 
     2(g-1) a1 + 2(g-1)/g n/B1 + 2(m-1) a2 + 2(m-1)/m (n/g)/B2, and (p-1)/p n gamma for the sums.
@@ -60,29 +60,29 @@ def hierarchical(n: int, levels: Levels, gamma: float) -> float:
     return _scatter_gather(n, levels, gamma, lambda ranks: 2 * (ranks - 1))
 
 
-def ring(n: int, levels: Levels, gamma: float) -> float:
+def ring(n: float, levels: Levels, gamma: float) -> float:
     """2(p-1) a + 2(p-1)/p n/B + (p-1)/p n gamma, at the pace of the slowest link; one flow crosses each card."""
     p, link = ranks_of(levels), levels[-1]
     return 2 * (p - 1) * link.latency_s + (p - 1) / p * n * (2 / _slowest(levels) + gamma)
 
 
-def tree(n: int, levels: Levels, gamma: float) -> float:
+def tree(n: float, levels: Levels, gamma: float) -> float:
     """2 ceil(lg p)(a + n/B) + ceil(lg p) n gamma: binomial reduce, then binomial broadcast."""
     return sum(_lg(level.ranks) * (2 * (level.latency_s + n / level.bandwidth) + n * gamma) for level in levels)
 
 
-def server(n: int, levels: Levels, gamma: float, shards: int = 1) -> float:
+def server(n: float, levels: Levels, gamma: float, shards: int = 1) -> float:
     """2a + max(2n/B, 2pn/(S B)): p workers push n bytes to, and pull them from, S shards on separate links."""
     pushes = 2 * ranks_of(levels) * n / (shards * _slowest(levels))
     return 2 * levels[-1].latency_s + max(_own_link(n, levels), pushes)
 
 
-def sharded_server(n: int, levels: Levels, gamma: float) -> float:
+def sharded_server(n: float, levels: Levels, gamma: float) -> float:
     """2a + max(2n/B, 2pn/(m B)): the server's state in equal shards, one on each of m nodes."""
     return server(n, levels, gamma, levels[-1].ranks if levels[-1].across else 1)
 
 
-def flexible_server(n: int, levels: Levels, gamma: float) -> float:
+def flexible_server(n: float, levels: Levels, gamma: float) -> float:
     """2a + max(2n/B, 2pn/sum_j B_j): as `sharded_server`, each shard as large as the bandwidth of its node allows.
 
     The cost of equal shards where all links are equally fast.
@@ -94,26 +94,26 @@ def flexible_server(n: int, levels: Levels, gamma: float) -> float:
     return 2 * top.latency_s + max(_own_link(n, levels), 2 * ranks_of(levels) * n / total)
 
 
-def broadcast(n: int, levels: Levels) -> float:
+def broadcast(n: float, levels: Levels, gamma: float) -> float:
     """Binomial, ceil(lg p)(a + n/B), while short; scatter and allgather, 2 ceil(lg p) a + 2(p-1)/p n/B, above."""
     if n <= SHORT_MESSAGE:
         return sum(_lg(level.ranks) * (level.latency_s + n / level.bandwidth) for level in levels)
     return rabenseifner(n, levels, 0.0)
 
 
-def reduce(n: int, levels: Levels, gamma: float) -> float:
+def reduce(n: float, levels: Levels, gamma: float) -> float:
     """Binomial, ceil(lg p)(a + n/B + n gamma), while short; above it reduce-scatter and gather cost an allreduce."""
     if n <= SHORT_MESSAGE:
         return sum(_lg(level.ranks) * (level.latency_s + n / level.bandwidth + n * gamma) for level in levels)
     return rabenseifner(n, levels, gamma)
 
 
-def reduce_scatter(n: int, levels: Levels, gamma: float) -> float:
+def reduce_scatter(n: float, levels: Levels, gamma: float) -> float:
     """Sum n bytes of each rank, an n/p part at each: ceil(lg p) a + (p-1)/p (n/B + n gamma), recursive halving."""
     return _scatter_gather(n, levels, gamma, _lg, passes=1)
 
 
-def allgather(n: int, levels: Levels) -> float:
+def allgather(n: float, levels: Levels, gamma: float) -> float:
     """n bytes from each rank: ceil(lg p) a + (p-1) n/B (Bruck) while short; (p-1)(a + n/B), a ring, above."""
     p = ranks_of(levels)
     transfer = (p - 1) * n / _slowest(levels)
@@ -122,7 +122,7 @@ def allgather(n: int, levels: Levels) -> float:
     return (p - 1) * levels[-1].latency_s + transfer
 
 
-def alltoallv(n: int, levels: Levels) -> float:
+def alltoallv(n: float, levels: Levels, gamma: float) -> float:
     """(p-1) a + n/B, n the largest number of bytes sent or received by a rank; ranks of a node share its cards."""
     return (ranks_of(levels) - 1) * levels[-1].latency_s + n / min(level.shared for level in levels)
 
@@ -132,7 +132,7 @@ def ranks_of(levels: Levels) -> int:
     return math.prod(level.ranks for level in levels)
 
 
-def _scatter_gather(n: int, levels: Levels, gamma: float, messages: Callable[[int], int], passes: int = 2) -> float:
+def _scatter_gather(n: float, levels: Levels, gamma: float, messages: Callable[[int], int], passes: int = 2) -> float:
     """Cost of reduce-scatter up the levels and allgather down: each level handles the share of the level below.
 
     One of the two `passes` is a reduce-scatter alone.
@@ -145,7 +145,7 @@ def _scatter_gather(n: int, levels: Levels, gamma: float, messages: Callable[[in
     return cost
 
 
-def _own_link(n: int, levels: Levels) -> float:
+def _own_link(n: float, levels: Levels) -> float:
     """Seconds in which a worker pushes n bytes and pulls as many, at the same time as the others of its node."""
     return 2 * n / min(level.shared for level in levels)
 

@@ -41,18 +41,18 @@ _PROTOCOLS = {
 }
 
 
-def nccl(n: int, levels: Levels, gamma: float) -> float:
+def nccl(n: float, levels: Levels, gamma: float) -> float:
     """Return the least seconds among ring and tree with the protocols LL, LL128 and Simple; sums are included."""
     return min(_times(n, levels).values())
 
 
-def nccl_choice(n: int, levels: Levels) -> tuple[str, str]:
+def nccl_choice(n: float, levels: Levels) -> tuple[str, str]:
     """Return the algorithm (ring or tree) and the protocol (LL, LL128 or Simple) that NCCL takes for n bytes."""
     times = _times(n, levels)
     return min(times, key=lambda choice: times[choice])
 
 
-def _times(n: int, levels: Levels) -> dict[tuple[str, str], float]:
+def _times(n: float, levels: Levels) -> dict[tuple[str, str], float]:
     inside = next((level for level in levels if not level.across), None)
     between = next((level for level in levels if level.across), None)
     p, g, m = ranks_of(levels), inside.ranks if inside else 1, between.ranks if between else 1

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import NamedTuple
 
 import numpy as np
@@ -27,10 +27,13 @@ from scalebench.cluster.collectives import (
     tree,
 )
 from scalebench.cluster.nccl import nccl
+from scalebench.cluster.operation import Kind, Members, Operation
 from scalebench.cluster.spec import Cluster
 from scalebench.errors import ClusterError, nearest
 
-ALLREDUCE: dict[str, Callable[[int, Levels, float], float]] = {
+Formula = Callable[[float, Levels, float], float]  # bytes, levels, seconds per byte reduced
+
+ALLREDUCE: dict[str, Formula] = {
     "ring": ring,
     "recursive_doubling": recursive_doubling,
     "recursive_halving": rabenseifner,  # reduce-scatter by halving, allgather by doubling: the same algorithm
@@ -44,8 +47,17 @@ ALLREDUCE: dict[str, Callable[[int, Levels, float], float]] = {
     "nccl": nccl,
 }
 
+FORMULAS: dict[Kind, Formula] = {  # of other collectives
+    Kind.REDUCE: reduce,
+    Kind.REDUCE_SCATTER: reduce_scatter,
+    Kind.BROADCAST: broadcast,
+    Kind.ALLGATHER: allgather,
+    Kind.ALLTOALL: alltoallv,
+    Kind.BARRIER: recursive_doubling,  # of no bytes
+}
 
-def choose(n: int) -> str:
+
+def choose(n: float) -> str:
     """Return the allreduce chosen by an MPI library for `n` bytes: MPICH's rule and threshold.
 
     Both algorithms are priced level by level, as in the node-aware modes of MPI libraries.
@@ -67,7 +79,7 @@ class Placement(NamedTuple):
     fullest: int
 
 
-def place(group: Sequence[int], ranks_per_node: int) -> Placement:
+def place(group: Members, ranks_per_node: int) -> Placement:
     """Return the placement of `group`, with worker i on node i // ranks_per_node.
 
     In constant time for a range of consecutive ranks, or of strides that are multiples or divisors of a node's ranks;
@@ -92,96 +104,77 @@ def place(group: Sequence[int], ranks_per_node: int) -> Placement:
 class Network:
     """Costs (s) on the links of a cluster, with worker i on node i // ranks_per_node.
 
-    `ranks` is any sequence of worker numbers (a tuple or a range is looked up fastest). `collective` is the allreduce
-    used for `algorithm="auto"`, by default that of `choose`.
+    `collective` is the allreduce of operations that name none, by default that of `choose`.
     """
 
     def __init__(self, cluster: Cluster, ranks_per_node: int | None = None, collective: str = "auto") -> None:
         self.cluster = cluster
         self.ranks_per_node = ranks_per_node or cluster.node.workers_per_node
         self.collective = self._known(collective)
-        self._placements: dict[Sequence[int], Placement] = {}
-        self._levels: dict[Sequence[int], Levels] = {}
-        self._costs: dict[tuple[str, int, Sequence[int]], float] = {}
+        self._placements: dict[Members, Placement] = {}
+        self._levels: dict[Members, Levels] = {}
+        self._times: dict[Operation, float] = {}
 
     def same_node(self, a: int, b: int) -> bool:
         """Return True if workers `a` and `b` share a node."""
         return a // self.ranks_per_node == b // self.ranks_per_node
 
-    def nodes_of(self, ranks: Sequence[int]) -> int:
+    def nodes_of(self, ranks: Members) -> int:
         """Return the number of nodes with `ranks`."""
-        return len(self._placement(_hashable(ranks)).nodes)
+        return len(self._placement(ranks).nodes)
 
-    def shape_of(self, ranks: Sequence[int]) -> tuple[int, int, int]:
+    def shape_of(self, ranks: Members) -> tuple[int, int, int]:
         """Return the number of `ranks`, of their nodes, and of the ranks on the fullest node, on which costs depend."""
-        nodes, fullest = self._placement(_hashable(ranks))
+        nodes, fullest = self._placement(ranks)
         return len(ranks), len(nodes), fullest
 
-    def message(self, nbytes: int, src: int, dst: int) -> float:
+    def time(self, operation: Operation) -> float:
+        """Return the seconds of an operation; those of a collective are computed once."""
+        if operation.kind == Kind.SEND:
+            return self._message(operation)
+        seconds = self._times.get(operation)
+        if seconds is None:
+            find = self._linear if operation.linear else self._by_formula
+            seconds = self._times[operation] = find(operation)
+        return seconds
+
+    def _message(self, operation: Operation) -> float:
         """Return a + n/B of the link between two workers; zero for a message to oneself."""
+        src, dst = operation.members
         if src == dst:
             return 0.0
         links = self.cluster.links
         if self.same_node(src, dst):
-            return links.intra.latency_s + nbytes / links.intra.bandwidth_bytes_per_s
+            return links.intra.latency_s + operation.nbytes / links.intra.bandwidth_bytes_per_s
         bandwidth = links.bandwidth_between((src // self.ranks_per_node, dst // self.ranks_per_node))
-        return links.inter.latency_s + nbytes / bandwidth
+        return links.inter.latency_s + operation.nbytes / bandwidth
 
-    def allreduce(self, nbytes: int, ranks: Sequence[int], algorithm: str = "auto") -> float:
-        """Return the cost of summing `nbytes` over `ranks`."""
-        collective = self.collective if algorithm == "auto" else self._known(algorithm)
-        name = choose(nbytes) if collective == "auto" else collective
-        gamma = self.cluster.reduction.seconds_per_byte
-        return self._cost(name, nbytes, ranks, lambda levels: ALLREDUCE[name](nbytes, levels, gamma))
+    def _by_formula(self, operation: Operation) -> float:
+        levels = self._levels.get(operation.members)
+        if levels is None:
+            levels = self._levels[operation.members] = self._levels_of(operation.members)
+        if not levels:
+            return 0.0
+        return self._formula(operation)(operation.nbytes, levels, self.cluster.reduction.seconds_per_byte)
 
-    def reduce(self, nbytes: int, ranks: Sequence[int]) -> float:
-        """Return the cost of summing `nbytes` over `ranks` at one of them."""
-        gamma = self.cluster.reduction.seconds_per_byte
-        return self._cost("reduce", nbytes, ranks, lambda levels: reduce(nbytes, levels, gamma))
+    def _formula(self, operation: Operation) -> Formula:
+        if operation.kind != Kind.ALLREDUCE:
+            return FORMULAS[operation.kind]
+        algorithm = self._known(operation.algorithm or self.collective)
+        return ALLREDUCE[choose(operation.nbytes) if algorithm == "auto" else algorithm]
 
-    def reduce_scatter(self, nbytes: int, ranks: Sequence[int]) -> float:
-        """Return the cost of summing `nbytes` over `ranks`, each of which gets an equal part of the sum."""
-        gamma = self.cluster.reduction.seconds_per_byte
-        return self._cost("reduce_scatter", nbytes, ranks, lambda levels: reduce_scatter(nbytes, levels, gamma))
+    def _linear(self, operation: Operation) -> float:
+        """Return (p-1)(a + n/B): messages between the root and each other member over their own link.
 
-    def broadcast(self, nbytes: int, ranks: Sequence[int]) -> float:
-        """Return the cost of sending `nbytes` of one rank to all `ranks`."""
-        return self._cost("broadcast", nbytes, ranks, lambda levels: broadcast(nbytes, levels))
+        A reduction adds n gamma to each, which the root sums.
+        """
+        root, *others = operation.root_first().members
+        seconds = self._messages_from(root, np.asarray(others, dtype=np.int64), operation.nbytes)
+        messages = float(np.cumsum(seconds)[-1]) if len(seconds) else 0.0  # added one after another
+        gamma = self.cluster.reduction.seconds_per_byte if operation.kind == Kind.REDUCE else 0.0
+        return messages + len(others) * operation.nbytes * gamma
 
-    def linear_reduce(self, nbytes: int, ranks: Sequence[int]) -> float:
-        """Return (p-1)(a + n/B + n gamma): the first of `ranks` receives and adds `nbytes` of each other rank."""
-        return self._linear("linear_reduce", nbytes, ranks, self.cluster.reduction.seconds_per_byte)
-
-    def linear_broadcast(self, nbytes: int, ranks: Sequence[int]) -> float:
-        """Return (p-1)(a + n/B): the first of `ranks` sends `nbytes` to each other rank over its own link."""
-        return self._linear("linear_broadcast", nbytes, ranks, 0.0)
-
-    def allgather(self, nbytes: int, ranks: Sequence[int]) -> float:
-        """Return the cost of sending `nbytes` of each rank to all `ranks`."""
-        return self._cost("allgather", nbytes, ranks, lambda levels: allgather(nbytes, levels))
-
-    def alltoallv(self, nbytes: int, ranks: Sequence[int]) -> float:
-        """Return the cost of a full exchange with at most `nbytes` sent or received by a rank."""
-        return self._cost("alltoallv", nbytes, ranks, lambda levels: alltoallv(nbytes, levels))
-
-    def barrier(self, ranks: Sequence[int]) -> float:
-        """Return ceil(lg p) a per level, the cost of an empty allreduce."""
-        return self.allreduce(0, ranks, "recursive_doubling")
-
-    def server(self, nbytes: int, ranks: Sequence[int], shards: int = 1) -> float:
-        """Return the cost of one round of pushes and pulls of `nbytes` by all `ranks` at `shards` server shards."""
-        return self._cost(f"server/{shards}", nbytes, ranks, lambda levels: server(nbytes, levels, 0.0, shards))
-
-    def _linear(self, name: str, nbytes: int, ranks: Sequence[int], gamma: float) -> float:
-        group = _hashable(ranks)
-        key = (name, nbytes, group)
-        if key not in self._costs:
-            seconds = self._messages_from(group[0], np.asarray(group[1:], dtype=np.int64), nbytes)
-            self._costs[key] = float(np.cumsum(seconds)[-1]) if len(seconds) else 0.0  # added one after another
-            self._costs[key] += (len(group) - 1) * nbytes * gamma
-        return self._costs[key]
-
-    def _messages_from(self, root: int, others: NDArray[np.int64], nbytes: int) -> NDArray[np.float64]:
+    def _messages_from(self, root: int, others: NDArray[np.int64], nbytes: float) -> NDArray[np.float64]:
         """Return seconds of a message of `nbytes` between `root` and each of the `others`."""
         links, home = self.cluster.links, root // self.ranks_per_node
         nodes = others // self.ranks_per_node
@@ -192,24 +185,13 @@ class Network:
         seconds[nodes == home] = inside
         return seconds
 
-    def _cost(self, name: str, nbytes: int, ranks: Sequence[int], price: Callable[[Levels], float]) -> float:
-        group = _hashable(ranks)
-        key = (name, nbytes, group)
-        cost = self._costs.get(key)
-        if cost is None:
-            levels = self._levels.get(group)
-            if levels is None:
-                levels = self._levels[group] = self._levels_of(group)
-            cost = self._costs[key] = price(levels) if levels else 0.0
-        return cost
-
-    def _placement(self, group: Sequence[int]) -> Placement:
+    def _placement(self, group: Members) -> Placement:
         placement = self._placements.get(group)
         if placement is None:
             placement = self._placements[group] = place(group, self.ranks_per_node)
         return placement
 
-    def _levels_of(self, group: Sequence[int]) -> Levels:
+    def _levels_of(self, group: Members) -> Levels:
         """Return the levels of a group; every node is priced as the fullest one, which keeps costs monotone."""
         nodes, inside = self._placement(group)
         intra, inter = self.cluster.links.intra, self.cluster.links.inter
@@ -230,7 +212,3 @@ class Network:
         if collective != "auto" and collective not in ALLREDUCE:
             raise ClusterError(f"unknown collective {collective!r}; {nearest(collective, [*ALLREDUCE, 'auto'])}")
         return collective
-
-
-def _hashable(ranks: Sequence[int]) -> tuple[int, ...] | range:
-    return ranks if isinstance(ranks, tuple | range) else tuple(ranks)

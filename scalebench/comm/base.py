@@ -13,6 +13,8 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
+from scalebench.cluster.operation import Kind
+
 if TYPE_CHECKING:
     from torch import Tensor
 
@@ -179,7 +181,7 @@ class GroupCommunicator(Communicator, Protocol):
     def called(self, more: int | None) -> None:
         """Count further collective calls of a synchronisation; None if unknown."""
 
-    def linger(self, operation: str, nbytes: int) -> None:
+    def linger(self, kind: Kind, nbytes: int) -> None:
         """Sleep for the delay of slow links in a collective of `nbytes`."""
 
 

@@ -9,11 +9,12 @@ from __future__ import annotations
 import time
 from array import array
 from collections import defaultdict
-from collections.abc import Hashable, Sequence
+from collections.abc import Hashable
 from dataclasses import dataclass, field
 from typing import TypeAlias
 
 from scalebench.cluster.network import Network
+from scalebench.cluster.operation import Kind, Operation
 from scalebench.cluster.spec import Cluster
 from scalebench.study.heterogeneity import SlowLinks as SlowFactors
 from scalebench.system.clock import Task, WallClock, sleep_until
@@ -31,14 +32,9 @@ class SlowLinks:
     def __init__(self, cluster: Cluster, slow: SlowFactors) -> None:
         self._plain, self._slow = Network(cluster), Network(cluster.with_slow_links(slow))
 
-    def adds(self, operation: str, nbytes: int, ranks: Sequence[int]) -> float:
-        """Return the delay of a collective (a method of `Network`, such as `allreduce`) of `nbytes` among `ranks`."""
-        before, after = (getattr(network, operation)(nbytes, ranks) for network in (self._plain, self._slow))
-        return float(after - before)
-
-    def adds_to_message(self, nbytes: int, src: int, dst: int) -> float:
-        """Return the delay of a message of `nbytes` between two workers."""
-        return self._slow.message(nbytes, src, dst) - self._plain.message(nbytes, src, dst)
+    def adds(self, operation: Operation) -> float:
+        """Return the delay of an operation between workers."""
+        return self._slow.time(operation) - self._plain.time(operation)
 
 
 def linger(seconds: float) -> None:
@@ -71,7 +67,7 @@ class Counters:
     def count(self, nbytes: int, calls: int | None = None) -> None:
         self.tally(nbytes, calls if nbytes else 0)
         if self.slow_links is not None and nbytes and self.clock.running:
-            self.linger("allreduce", nbytes)
+            self.linger(Kind.ALLREDUCE, nbytes)
             self.clock.did(Task.COMM)
         if nbytes and self.clock.running and self.size > 1:
             self.event_log.complete = False
@@ -97,31 +93,30 @@ class Counters:
         came = clock.mark
         if self.slow_links is not None:
             first = self.rank // members * members
-            self.linger("allreduce", nbytes, self.members[first : first + members])
+            linger(self._slowed(Kind.ALLREDUCE, nbytes, among=self.members[first : first + members]))
         clock.did(Task.COMM)
         if clock.running and self.size > 1:
             self._add(1, nbytes, calls)
             group = (*self._group, "placed", members, self.rank // members)
             self.event_log.collectives[group].extend((came, came, clock.mark))
 
-    def linger(self, operation: str, nbytes: int, ranks: tuple[int, ...] | None = None) -> None:
-        """Sleep for the delay of slow links in a collective of `nbytes` among `ranks` (default: all members)."""
-        linger(self._slowed(operation, nbytes, ranks))
+    def linger(self, kind: Kind, nbytes: int, root: int = 0, linear: bool = False) -> None:
+        """Sleep for the delay of slow links in a collective of `nbytes` among all members."""
+        linger(self._slowed(kind, nbytes, root, linear))
 
     def linger_for_message(self, nbytes: int, other: int, times: int = 1) -> None:
         """Sleep for the delay of slow links in `times` messages of `nbytes` between this rank and `other`."""
         if self.slow_links is not None and self.clock.running:
-            src, dst = self.members[other], self.members[self.rank]
-            linger(times * self.slow_links.adds_to_message(nbytes, src, dst))
+            ends = (self.members[other], self.members[self.rank])
+            linger(times * self.slow_links.adds(Operation(Kind.SEND, nbytes, ends)))
 
-    def _with_first(self, root: int) -> tuple[int, ...] | None:
-        """Return the worker numbers of the members, the root first; None if that is their order."""
-        return (self.members[root], *self.members[:root], *self.members[root + 1 :]) if root else None
-
-    def _slowed(self, operation: str, nbytes: int, ranks: tuple[int, ...] | None = None) -> float:
+    def _slowed(
+        self, kind: Kind, nbytes: int, root: int = 0, linear: bool = False, among: tuple[int, ...] = ()
+    ) -> float:
+        """Return the delay of slow links in a collective `among` workers, by default all members."""
         if self.slow_links is None or not self.clock.running or self.size == 1:
             return 0.0
-        return self.slow_links.adds(operation, nbytes, ranks or self.members)
+        return self.slow_links.adds(Operation(kind, nbytes, among or self.members, root, linear))
 
     def _add(self, collectives: int, nbytes: int, calls: int | None) -> None:
         comm: Counters | None = self

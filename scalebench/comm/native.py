@@ -9,6 +9,7 @@ from typing import NoReturn, TypeVar
 import torch
 from torch import Tensor
 
+from scalebench.cluster.operation import Kind, Operation
 from scalebench.comm.base import Request
 from scalebench.comm.counters import Counters
 from scalebench.comm.in_flight import Gathered, InFlight, Pending, Sending
@@ -55,7 +56,7 @@ class NativeCommunicator(Counters, ABC):
         if self.size > 1:  # without the overhead of the engine on a single worker
             self._allreduce(packed, "sum" if op == "mean" else op)
         unpack(packed, tensor, self._divisor(weight, op))
-        self.linger("allreduce", packed.nbytes)
+        self.linger(Kind.ALLREDUCE, packed.nbytes)
         self._leave()
 
     def mean_(self, tensors: Sequence[Tensor], weight: float | None = None) -> None:
@@ -68,7 +69,7 @@ class NativeCommunicator(Counters, ABC):
                 self._allreduce(tensors[0], "sum")
                 divide_(tensors[0], self.size)
             if self.slow_links is not None:
-                self.linger("allreduce", nbytes)
+                self.linger(Kind.ALLREDUCE, nbytes)
         self._leave()
 
     def iallreduce_(
@@ -81,19 +82,20 @@ class NativeCommunicator(Counters, ABC):
         came = self.clock.mark
         raw = self._start_allreduce(packed, "sum" if op == "mean" else op)
         self.clock.did(Task.COMM)
-        slowed = self._slowed("allreduce", packed.nbytes)
+        slowed = self._slowed(Kind.ALLREDUCE, packed.nbytes)
         divisor = self._divisor(weight, op)
         return InFlight(raw, packed, tensor, divisor, self.clock, came, self._log, slowed)
 
     def reduce_(self, tensor: Tensor, root: int = 0, op: str = "sum", *, linear: bool = False) -> None:
-        self._enter(0 if linear and self.rank == root else tensor.nbytes, self.linear_calls if linear else 1)
+        operation = Operation(Kind.REDUCE, tensor.nbytes, self.members, root, linear)
+        self._enter(operation.payload(self.rank), self.linear_calls if linear else 1)
         if linear:
             self._reduce_linear(tensor, root)
         else:
             self._reduce(tensor, root, "sum" if op == "mean" else op)
         if op == "mean" and self.size > 1 and self.rank == root:
             divide_(tensor, self.size)
-        self.linger("linear_reduce" if linear else "reduce", tensor.nbytes, self._with_first(root))
+        self.linger(Kind.REDUCE, tensor.nbytes, root, linear)
         self._leave()
 
     def reduce_scatter_(self, own: Tensor, tensor: Tensor, op: str = "sum") -> None:
@@ -104,23 +106,23 @@ class NativeCommunicator(Counters, ABC):
             own.copy_(tensor)
         if op == "mean" and self.size > 1:
             divide_(own, self.size)
-        self.linger("reduce_scatter", tensor.nbytes)
+        self.linger(Kind.REDUCE_SCATTER, tensor.nbytes)
         self._leave()
 
     def broadcast_(self, tensor: Tensor, root: int = 0, *, linear: bool = False) -> None:
-        sent = tensor.nbytes * (self.size - 1 if linear else 1)
-        self._enter(sent if self.rank == root else 0, self.linear_calls if linear else 1)
+        operation = Operation(Kind.BROADCAST, tensor.nbytes, self.members, root, linear)
+        self._enter(operation.payload(self.rank), self.linear_calls if linear else 1)
         if linear:
             self._broadcast_linear(tensor, root)
         else:
             self._broadcast(tensor, root)
-        self.linger("linear_broadcast" if linear else "broadcast", tensor.nbytes, self._with_first(root))
+        self.linger(Kind.BROADCAST, tensor.nbytes, root, linear)
         self._leave()
 
     def allgather(self, tensor: Tensor) -> list[Tensor]:
         self._enter(tensor.numel() * tensor.element_size())
         gathered = self._allgather(tensor)
-        self.linger("allgather", tensor.nbytes)
+        self.linger(Kind.ALLGATHER, tensor.nbytes)
         self._leave()
         return gathered
 
@@ -135,7 +137,7 @@ class NativeCommunicator(Counters, ABC):
         every = tensor.new_empty((self.size, *tensor.shape))
         raw = self._start_allgather(tensor, every)
         self.clock.did(Task.COMM)
-        slowed = self._slowed("allgather", tensor.nbytes)
+        slowed = self._slowed(Kind.ALLGATHER, tensor.nbytes)
         return Gathered(InFlight(raw, every, every, None, self.clock, came, self._log, slowed), tensor, every, combine)
 
     def cached(self, make: Callable[[], _T]) -> _T:
@@ -147,7 +149,7 @@ class NativeCommunicator(Counters, ABC):
         sent = sum(t.nbytes for i, t in enumerate(tensors) if i != self.rank)
         self._enter(sent)
         received = self._alltoallv(tensors)
-        self.linger("alltoallv", max(sent, sum(t.nbytes for i, t in enumerate(received) if i != self.rank)))
+        self.linger(Kind.ALLTOALL, max(sent, sum(t.nbytes for i, t in enumerate(received) if i != self.rank)))
         self._leave()
         return received
 

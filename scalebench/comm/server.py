@@ -19,6 +19,7 @@ import torch
 from mpi4py import MPI
 from torch import Tensor
 
+from scalebench.cluster.operation import Kind, Operation
 from scalebench.comm.base import ServerRule
 from scalebench.comm.counters import Served, SlowLinks, linger, numbers
 from scalebench.comm.mpi import MpiCommunicator
@@ -168,7 +169,7 @@ class ServerLoop:
     def _linger(self, worker: int, message: Tensor) -> None:
         """Sleep for the delay of slow links to this server, which is on the node of worker 0."""
         if self._slow_links is not None:
-            linger(self._slow_links.adds_to_message(message.nbytes, worker, 0))
+            linger(self._slow_links.adds(Operation(Kind.SEND, message.nbytes, (worker, 0))))
 
     def _release(self, worker: int, reply: Any) -> None:
         self._linger(worker, reply)

@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.special import ndtri
 
+from scalebench.cluster.operation import Kind, Members, Operation
 from scalebench.pricing.charges import Machines
 from scalebench.pricing.costs import Costs
 from scalebench.pricing.overlap import Stream, buckets_end
@@ -194,13 +195,13 @@ class Collectives:
                 ends[places] += costs[places]
         return ends, costs
 
-    def _cost(self, event: Event, members: Sequence[int]) -> Floats:
+    def _cost(self, event: Event, members: Members) -> Floats:
         """Return the seconds of a collective among `members`, (M,)."""
         if event.overlap is not None:  # a lone worker: hooks and copies of the engine
             return self.prices.of_engine(event.overlap.engine, "alone_s")
         if event.kind == "merge":
             return self._doubling(event)
-        return self.prices.collective(event.kind, event.amount, members, event.root)
+        return self.prices.time(event.among(members))
 
     def _overlapped(self, meeting: Meeting, label: int, latest: Floats) -> tuple[Floats, Floats]:
         """Return the end of the averages that begin during the backward pass, and the cost of all of them, (M,)."""
@@ -242,27 +243,30 @@ class Collectives:
         """Return the seconds of these exchanges between equal workers, of which a few stand for all, (M,)."""
         assert event.partition is not None
         levels = range((len(event.partition.labels) - 1).bit_length())
-        messages = [self.prices.message(event.amount, 0, 1 << power) for power in levels]
+        messages = [self._message(event.amount, 0, 1 << power) for power in levels]
         merging = len(levels) * self._machines.operation_s(event.name, 2)
         return np.asarray(2 * np.sum(messages, axis=0) + merging)
+
+    def _message(self, nbytes: int, source: int, to: int) -> Floats:
+        return self.prices.time(Operation(Kind.SEND, nbytes, (source, to)))
 
     def _messages(self, nbytes: int, sources: Ints, ranks: Ints) -> Floats:
         """Return the seconds of a message for each pair (M, pairs), equal for all on one node and for all others."""
         network = self.prices.distinct[0].network
         if network.cluster.links.slow:
             pairs = zip(sources.tolist(), ranks.tolist(), strict=True)
-            return np.stack([self.prices.message(nbytes, *pair) for pair in pairs], axis=1)
+            return np.stack([self._message(nbytes, *pair) for pair in pairs], axis=1)
         inside = sources // network.ranks_per_node == ranks // network.ranks_per_node
         seconds = np.empty((self.shape[0], len(sources)))
         for same in np.unique(inside):
             first = int(np.flatnonzero(inside == same)[0])
-            message = self.prices.message(nbytes, int(sources[first]), int(ranks[first]))
+            message = self._message(nbytes, int(sources[first]), int(ranks[first]))
             seconds[:, inside == same] = message[:, None]
         return seconds
 
 
 def _cost_key(event: Event) -> object:
-    return event.kind, event.amount, event.root, event.overlap, event.blocking
+    return event.kind, event.amount, event.root, event.linear, event.overlap, event.blocking
 
 
 @lru_cache

@@ -20,14 +20,13 @@ from numpy.typing import NDArray
 from scalebench.cluster.engine_costs import EngineCost, EngineCosts
 from scalebench.cluster.fitting import fit_engine
 from scalebench.cluster.network import Network
+from scalebench.cluster.operation import Kind, Operation
 from scalebench.cluster.spec import Cluster
 
 ONE_SIDED = "mpi-onesided"
 SERVER, SERVER_BUSY = "mpi-server", "mpi-server-busy"  # request and reply; the server's part of them
-_PRICES_KEPT = 1 << 14
-_ByPair = Callable[[float, int, int], float]  # bytes, one worker, the other; looked up at every step
+_TIMES_KEPT = 1 << 14
 Floats = NDArray[np.float64]
-Model = Callable[[int, Sequence[int]], float]
 
 
 @dataclass(frozen=True)
@@ -62,24 +61,17 @@ class Costs:
         self.network, self.engines = network, engines
         self.engine = engine
         self.gradients, self.cycle = list(gradients), cycle
-        self._memo: dict[tuple[str, int, Sequence[int], str], float] = {}
-
-    # Each cache is made when it is asked for: predictions make tens of thousands of `Costs`, most without messages.
-    @cached_property
-    def message(self) -> _ByPair:
-        return lru_cache(_PRICES_KEPT)(self.network.message)
 
     @cached_property
-    def occupancy(self) -> _ByPair:
-        return lru_cache(_PRICES_KEPT)(self._occupancy)
+    def time(self) -> Callable[[Operation], float]:
+        """Seconds of an operation, as a function that remembers them.
 
-    @cached_property
-    def under_way(self) -> _ByPair:
-        return lru_cache(_PRICES_KEPT)(self._under_way)
+        It is made when it is asked for: predictions make tens of thousands of `Costs`, most without communication.
+        """
+        return lru_cache(_TIMES_KEPT)(self._time)
 
-    @cached_property
-    def exclusive(self) -> _ByPair:
-        return lru_cache(_PRICES_KEPT)(self._exclusive)
+    def _time(self, operation: Operation) -> float:
+        return _SECONDS[operation.kind](self, operation.root_first())
 
     @cached_property
     def _within(self) -> Network:
@@ -92,118 +84,115 @@ class Costs:
         links = self._measured_on.links.model_copy(update={"slow": {}})
         return self._measured_on.model_copy(update={"links": links})
 
-    def allreduce(self, nbytes: int, ranks: Sequence[int], engine: str = "") -> float:
-        return self._priced(self.network.allreduce, nbytes, ranks, engine or self.engine)
+    def _message(self, operation: Operation) -> float:
+        return self.network.time(operation)
 
-    def reduce(self, nbytes: int, ranks: Sequence[int]) -> float:
-        return self._own_or_alike(self.network.reduce, nbytes, ranks, "reduce")
+    def _by_engine(self, operation: Operation) -> float:
+        """Return the cost of an allreduce, by the engine that carries it."""
+        return self._corrected(operation, operation.engine or self.engine)
 
-    def reduce_scatter(self, nbytes: int, ranks: Sequence[int]) -> float:
-        return self._own_or_alike(self.network.reduce_scatter, nbytes, ranks, "reduce-scatter")
+    def _barrier(self, operation: Operation) -> float:
+        return self.time(operation._replace(kind=Kind.ALLREDUCE, nbytes=0))
 
-    def broadcast(self, nbytes: int, ranks: Sequence[int]) -> float:
-        return self._own_or_alike(self.network.broadcast, nbytes, ranks, "broadcast")
+    def _own_or_alike(self, operation: Operation) -> float:
+        """Return the cost by the engine's entry of the operation, else in proportion to its allreduce."""
+        entry = f"{self.engine}-{'linear-' if operation.linear else ''}{operation.kind.replace('_', '-')}"
+        if self.engines.has(entry) or self.engines.has(entry, self.network.nodes_of(operation.members)):
+            return self._corrected(operation, entry)
+        allreduce = Operation(Kind.ALLREDUCE, operation.nbytes, operation.members)
+        whole = self.network.time(allreduce)
+        return self.time(allreduce) * (self.network.time(operation) / whole) if whole > 0 else 0.0
 
-    def linear_reduce(self, nbytes: int, ranks: Sequence[int]) -> float:
-        return self._own_or_alike(self.network.linear_reduce, nbytes, ranks, "linear-reduce")
-
-    def linear_broadcast(self, nbytes: int, ranks: Sequence[int]) -> float:
-        return self._own_or_alike(self.network.linear_broadcast, nbytes, ranks, "linear-broadcast")
-
-    def allgather(self, nbytes: int, ranks: Sequence[int]) -> float:
-        return self._own_or_alike(self.network.allgather, nbytes, ranks, "allgather")
-
-    def barrier(self, ranks: Sequence[int]) -> float:
-        return self.allreduce(0, ranks)
-
-    def alltoallv(self, sizes: Sequence[Sequence[int]], ranks: Sequence[int]) -> float:
-        """Return the cost of an exchange of `sizes[i][j]` bytes from worker i to j, by the busiest worker."""
-        sent = [sum(row) - row[i] for i, row in enumerate(sizes)]
-        received = [sum(column) - column[j] for j, column in enumerate(zip(*sizes, strict=True))]
+    def _exchange(self, operation: Operation) -> float:
+        """Return the cost of a full exchange, by the busiest member."""
         measured = self.cost_of(self.engine)
-        small = measured.small_s(_levels(len(ranks))) if measured else 0.0
-        return self.network.alltoallv(max(*sent, *received), ranks) + small
+        small = measured.small_s(_levels(len(operation.members))) if measured else 0.0
+        return self.network.time(operation) + small
 
-    def adding(self, nbytes: int) -> float:
-        """Return n gamma, the seconds in which a worker adds `nbytes` to a vector."""
-        return nbytes * self.network.cluster.reduction.seconds_per_byte
-
-    def _occupancy(self, nbytes: float, worker: int, host: int) -> float:
-        """Return seconds in which a request or reply of `nbytes` occupies a server at `host`: link and software."""
+    def _occupancy(self, operation: Operation) -> float:
+        """Return seconds in which a request or reply occupies a server: link and software."""
         busy = self.cost_of(SERVER_BUSY)
-        if busy is not None and self.network.same_node(worker, host):
-            return busy.seconds(nbytes) / 2
-        link = self.message(int(nbytes), worker, host) - self.message(0, worker, host)
+        if busy is not None and self.network.same_node(*operation.members):
+            return busy.seconds(operation.nbytes) / 2
+        link = self._link(operation, int(operation.nbytes)) - self._link(operation, 0)
         return link + (busy.alpha_s / 2 if busy else 0.0)
 
-    def _under_way(self, nbytes: float, worker: int, host: int) -> float:
+    def _under_way(self, operation: Operation) -> float:
         """Return seconds of a request or reply beyond `_occupancy`, in which the server may serve others."""
         whole, busy = self.cost_of(SERVER), self.cost_of(SERVER_BUSY)
-        link = self.message(0, worker, host)
+        link = self._link(operation, 0)
         if whole is None or busy is None:
             return link
-        if self.network.same_node(worker, host):
-            return max(0.0, whole.seconds(nbytes) - busy.seconds(nbytes)) / 2
+        if self.network.same_node(*operation.members):
+            return max(0.0, whole.seconds(operation.nbytes) - busy.seconds(operation.nbytes)) / 2
         return link + max(0.0, whole.alpha_s - busy.alpha_s) / 2
 
-    def _exclusive(self, nbytes: int, worker: int, host: int) -> float:
-        """Return seconds of lock, fetch, store and unlock of a shared vector of `nbytes` at `host`."""
+    def _exclusive(self, operation: Operation) -> float:
+        """Return seconds of lock, fetch, store and unlock of a shared vector."""
         measured = self.cost_of(ONE_SIDED)
-        if measured is not None and self.network.same_node(worker, host):
-            return measured.seconds(nbytes)
-        crossing = 2 * self.message(nbytes, worker, host) + 2 * self.message(0, worker, host)
+        if measured is not None and self.network.same_node(*operation.members):
+            return measured.seconds(operation.nbytes)
+        crossing = 2 * self._link(operation, operation.nbytes) + 2 * self._link(operation, 0)
         return crossing + (measured.alpha_s if measured else 0.0)
+
+    def _link(self, operation: Operation, nbytes: float) -> float:
+        """Return seconds of a message of `nbytes` between the two members."""
+        return self.time(Operation(Kind.SEND, nbytes, operation.members))
+
+    def adding(self, nbytes: float) -> float:
+        """Return n gamma, the seconds in which a worker adds `nbytes` to a vector."""
+        return nbytes * self.network.cluster.reduction.seconds_per_byte
 
     def cost_of(self, engine: str, ranks: int = 2, nodes: int = 1) -> EngineCost | None:
         """Return the measured cost of `engine` on one node, or between several; None if not measured."""
         return self.engines.of(engine, ranks, nodes) if self.engines.has(engine, nodes) else None
 
-    def _priced(self, model: Model, nbytes: int, ranks: Sequence[int], entry: str) -> float:
-        """Return the cost by `model` of `nbytes` among `ranks`, corrected by the measured `entry`."""
-        key = (model.__name__, nbytes, ranks, entry)
-        seconds = self._memo.get(key)
-        if seconds is None:
-            seconds = self._memo[key] = self._price(model, nbytes, ranks, entry)
-        return seconds
-
-    def _price(self, model: Model, nbytes: int, ranks: Sequence[int], entry: str) -> float:
-        modelled, nodes = model(nbytes, ranks), self.network.nodes_of(ranks)
-        if len(ranks) < 2:
+    def _corrected(self, operation: Operation, entry: str) -> float:
+        """Return the cost by the network model, corrected by the measured `entry`."""
+        members = operation.members
+        modelled, ranks, nodes = self.network.time(operation), len(members), self.network.nodes_of(members)
+        if ranks < 2:
             return modelled
-        measured = self.cost_of(entry, len(ranks), nodes)
+        measured = self.cost_of(entry, ranks, nodes)
         if measured is not None:
-            alike = self._as_measured(model, nbytes, ranks, measured)
-            return measured.seconds(nbytes) * (modelled / alike if alike > 0 else 1.0)
-        inside = self.cost_of(entry, len(ranks))
-        return modelled + (self._software(inside, model.__name__, nbytes, len(ranks)) if inside else 0.0)
+            alike = self._as_measured(operation, measured)
+            return measured.seconds(operation.nbytes) * (modelled / alike if alike > 0 else 1.0)
+        inside = self.cost_of(entry, ranks)
+        return modelled + (self._software(inside, operation) if inside else 0.0)
 
-    def _as_measured(self, model: Model, nbytes: int, ranks: Sequence[int], measured: EngineCost) -> float:
+    def _as_measured(self, operation: Operation, measured: EngineCost) -> float:
         """Return model seconds at the ranks and nodes of `measured`."""
         if measured.nodes == 1:
-            return model(nbytes, ranks[: measured.ranks])
+            return self.network.time(operation._replace(members=operation.members[: measured.ranks]))
         place = Network(self._alike, -(-measured.ranks // measured.nodes), self.network.collective)
-        priced: Model = getattr(place, model.__name__)
-        return priced(nbytes, range(measured.ranks))
+        return place.time(operation._replace(members=range(measured.ranks)))
 
-    def _own_or_alike(self, model: Model, nbytes: int, ranks: Sequence[int], operation: str) -> float:
-        """Return the cost by the engine's entry of `operation`, else in proportion to its allreduce."""
-        entry = f"{self.engine}-{operation}"
-        if self.engines.has(entry) or self.engines.has(entry, self.network.nodes_of(ranks)):
-            return self._priced(model, nbytes, ranks, entry)
-        whole = self.network.allreduce(nbytes, ranks)
-        return self.allreduce(nbytes, ranks) * (model(nbytes, ranks) / whole) if whole > 0 else 0.0
-
-    def _software(self, measured: EngineCost, operation: str, nbytes: int, ranks: int) -> float:
-        """Return the engine's addition to the network time among `ranks` on several nodes."""
-        links: Model = getattr(self._within, operation)
-        inside = range(measured.ranks)
-        per_byte = measured.seconds(nbytes) - measured.alpha_s - (links(nbytes, inside) - links(0, inside))
+    def _software(self, measured: EngineCost, operation: Operation) -> float:
+        """Return the engine's addition to the network time on several nodes."""
+        ranks, inside = len(operation.members), operation._replace(members=range(measured.ranks))
+        links = self._within.time(inside) - self._within.time(inside._replace(nbytes=0))
+        per_byte = measured.seconds(operation.nbytes) - measured.alpha_s - links
         messages, sendings = _levels(ranks), 1.0
         if measured.ranks > 1:
             sendings = ((ranks - 1) / ranks) / ((measured.ranks - 1) / measured.ranks)
-        if operation.startswith("linear"):  # the root takes part in every message
+        if operation.linear:  # the root takes part in every message
             messages, sendings = ranks - 1, (ranks - 1) / max(1, measured.ranks - 1)
         return measured.small_s(messages) + max(0.0, per_byte) * sendings
+
+
+_SECONDS: dict[Kind, Callable[[Costs, Operation], float]] = {
+    Kind.ALLREDUCE: Costs._by_engine,
+    Kind.REDUCE: Costs._own_or_alike,
+    Kind.REDUCE_SCATTER: Costs._own_or_alike,
+    Kind.BROADCAST: Costs._own_or_alike,
+    Kind.ALLGATHER: Costs._own_or_alike,
+    Kind.ALLTOALL: Costs._exchange,
+    Kind.BARRIER: Costs._barrier,
+    Kind.SEND: Costs._message,
+    Kind.ACCESS: Costs._exclusive,
+    Kind.SERVE: Costs._occupancy,
+    Kind.TRAVEL: Costs._under_way,
+}
 
 
 class Prices:
@@ -225,21 +214,9 @@ class Prices:
             self._kept[key] = np.array([seconds(costs) for costs in self.distinct])[self._which]
         return self._kept[key]
 
-    def collective(self, kind: str, nbytes: int, members: Sequence[int], root: int = 0) -> Floats:
-        """Return the seconds of a collective, named as the method of `Costs`, among `members`, (M,)."""
-        if root:
-            members = (members[root], *members[:root], *members[root + 1 :])
-        if kind == "barrier":
-            return self.each(lambda costs: costs.barrier(members), kind, members)
-        return self.each(lambda costs: getattr(costs, kind)(nbytes, members), kind, nbytes, members)
-
-    def message(self, nbytes: int, source: int, to: int) -> Floats:
-        """Return the seconds of a message between two workers, (M,)."""
-        return self.each(lambda costs: costs.message(nbytes, source, to), "message", nbytes, source, to)
-
-    def engine_allreduce(self, nbytes: int, ranks: Sequence[int], engine: str) -> Floats:
-        """Return the seconds of an allreduce by `engine`, (M,)."""
-        return self.each(lambda costs: costs.allreduce(nbytes, ranks, engine), engine, nbytes, ranks)
+    def time(self, operation: Operation) -> Floats:
+        """Return the seconds of an operation, (M,)."""
+        return self.each(lambda costs: costs.time(operation), operation)
 
     def of_engine(self, engine: str, name: str) -> Floats:
         """Return a measured time of an engine, zero where it was not measured, (M,)."""

@@ -16,6 +16,7 @@ import torch
 from torch import nn
 
 from scalebench.cluster.mesh import Mesh
+from scalebench.cluster.operation import Kind, Operation
 from scalebench.errors import ModelError, StudyError, UsageError
 from scalebench.models.layers import ELEMENT_BYTES
 from scalebench.models.parts import Layer, facts_of, layers_of
@@ -268,22 +269,23 @@ class Planner:
             again = one_forward
             for each in held.segments:
                 if each.divided:
-                    one_forward += costs.allreduce(piece * each.gives[0] * number, own)
+                    one_forward += costs.time(Operation(Kind.ALLREDUCE, piece * each.gives[0] * number, own))
                 if each.divided and each.needed:
-                    one_backward += costs.allreduce(piece * each.takes[0] * number, own)
+                    one_backward += costs.time(Operation(Kind.ALLREDUCE, piece * each.takes[0] * number, own))
             recompute = self._strategy(layout).recompute
             one_backward += {"none": 0.0, "layer": again, "all": one_forward}[recompute]
             end_s = update * held.parameters / self.predictor.workload.layers.parameters
             if mesh.data > 1:
                 alike = range(own[0], self.devices, mesh.parts)
-                end_s += costs.allreduce(held.parameters * number, alike)
+                end_s += costs.time(Operation(Kind.ALLREDUCE, held.parameters * number, alike))
             if stage == 0:
                 first_end_s = end_s
             busy = before_s + pieces * (one_forward + one_backward)
             least = max(least, busy + end_s, busy + after_s + first_end_s)
             message = 0.0
             if stage < mesh.pipeline - 1:
-                message = costs.message(piece * held.stage.gives[0] * number, own[0], own[0] + mesh.tensor)
+                ends = (own[0], own[0] + mesh.tensor)
+                message = costs.time(Operation(Kind.SEND, piece * held.stage.gives[0] * number, ends))
             before_s += one_forward + message
             after_s += one_backward + message
         return least

@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import math
 from bisect import bisect_right
-from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from itertools import accumulate
@@ -24,6 +23,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from scalebench.cluster.operation import Kind, Members, Operation
 from scalebench.comm.base import Overlap
 from scalebench.pricing.costs import Costs, GradientTensor, Prices
 
@@ -54,7 +54,7 @@ class _Loop(NamedTuple):
     seconds: dict[int, float]  # of the allreduces so far, by their bytes
 
     @classmethod
-    def of(cls, overlap: Overlap, costs: Costs, ranks: Sequence[int]) -> _Loop:
+    def of(cls, overlap: Overlap, costs: Costs, ranks: Members) -> _Loop:
         measured = costs.cost_of(overlap.engine)
         overshoot = max(0.0, measured.cycle_s - NOMINAL_CYCLE_S) if measured and measured.cycle_s else 0.0
         software = measured.negotiation_s if measured else 0.0
@@ -63,7 +63,7 @@ class _Loop(NamedTuple):
         return cls(
             costs.cycle * (overlap.cycle_s + overshoot),
             math.sqrt(12) * measured.cycle_spread_s if measured else 0.0,
-            software + costs.allreduce(_READY_BITS, ranks, overlap.engine),
+            software + costs.time(Operation(Kind.ALLREDUCE, _READY_BITS, ranks, engine=overlap.engine)),
             measured.per_step_s if measured else 0.0,
             np.array([release for release, _ in tensors]),
             sizes,
@@ -86,7 +86,7 @@ class Stream:
     transferred_s: float = 0.0
     _loop: _Loop | None = None
 
-    def end(self, passes: Passes, overlap: Overlap, costs: Costs, ranks: Sequence[int]) -> float:
+    def end(self, passes: Passes, overlap: Overlap, costs: Costs, ranks: Members) -> float:
         """Return the moment at which every worker has the mean of all gradients."""
         if overlap.cycle_s > 0:
             return self._cycles(passes, overlap, costs, ranks)
@@ -95,7 +95,7 @@ class Stream:
         self.transferred_s += float(cost[0])
         return float(ends[0])
 
-    def _cycles(self, passes: Passes, overlap: Overlap, costs: Costs, ranks: Sequence[int]) -> float:
+    def _cycles(self, passes: Passes, overlap: Overlap, costs: Costs, ranks: Members) -> float:
         """Horovod: at each cycle, tensors that are ready on every worker are fused up to the threshold and reduced."""
         loop = self._loop = self._loop or _Loop.of(overlap, costs, ranks)
         share = self._next_share(len(ranks))
@@ -110,7 +110,7 @@ class Stream:
             fits = together <= overlap.bucket_bytes
             for nbytes in (together,) if fits else _fused(loop.sizes[first:taken], overlap.bucket_bytes):
                 if nbytes not in loop.seconds:
-                    loop.seconds[nbytes] = costs.allreduce(nbytes, ranks, overlap.engine)
+                    loop.seconds[nbytes] = costs.time(Operation(Kind.ALLREDUCE, nbytes, ranks, engine=overlap.engine))
                 finished += loop.seconds[nbytes]
                 self.transferred_s += loop.seconds[nbytes]
             self.turn_s = finished - moment
@@ -124,7 +124,7 @@ class Stream:
         return float((self.steps * _GOLDEN % 1.0) ** (1 / max(1, workers - 1)))
 
 
-def buckets_end(passes: Passes, overlap: Overlap, prices: Prices, ranks: Sequence[int]) -> tuple[Floats, Floats]:
+def buckets_end(passes: Passes, overlap: Overlap, prices: Prices, ranks: Members) -> tuple[Floats, Floats]:
     """Return the end of DDP's averages on each machine and their cost, (..., M), of `passes` (..., M, workers).
 
     Buckets are fixed in backward order, each reduced when it is complete and the stream is free.
@@ -132,7 +132,7 @@ def buckets_end(passes: Passes, overlap: Overlap, prices: Prices, ranks: Sequenc
     begins, seconds = passes
     free, cost = np.full(len(prices), -np.inf), np.zeros(len(prices))
     for nbytes, release in bucket_plan(tuple(prices.distinct[0].gradients), overlap):
-        each = prices.engine_allreduce(nbytes, ranks, overlap.engine)
+        each = prices.time(Operation(Kind.ALLREDUCE, nbytes, ranks, engine=overlap.engine))
         free = np.maximum(free, (begins + release * seconds).max(axis=-1)) + each
         cost = cost + each
     return np.maximum(free, (begins + seconds).max(axis=-1)) + prices.of_engine(overlap.engine, "per_step_s"), cost

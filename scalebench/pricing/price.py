@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from scalebench.cluster.operation import Kind, Operation
 from scalebench.comm.base import BETWEEN_STAGES
 from scalebench.errors import RunError, ScalebenchError
 from scalebench.pricing.charges import Charges, Floats, Machines
@@ -253,13 +254,15 @@ class _Walk:
 
     def _send(self, rank: int, event: Event) -> None:
         (to,), sent = event.members, self.ledger.now[:, rank].copy()
-        self._mail[rank, to, event.root].append((sent, sent + self.prices.message(event.amount, rank, to)))
+        self._mail[rank, to, event.root].append(
+            (sent, sent + self.prices.time(Operation(Kind.SEND, event.amount, (rank, to))))
+        )
 
     def _receive(self, rank: int, event: Event) -> bool:
         """Take a message if it was sent; one of a worker that others stand for is sent now."""
         (source,), now = event.members, self.ledger.now[:, rank]
         if source >= self.workers:
-            sent, arrival = now, now + self.prices.message(event.amount, source, rank)
+            sent, arrival = now, now + self.prices.time(Operation(Kind.SEND, event.amount, (source, rank)))
         elif self._mail[source, rank, event.root]:
             sent, arrival = self._mail[source, rank, event.root].pop(0)
         else:

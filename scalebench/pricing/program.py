@@ -85,7 +85,7 @@ def programs_of(schedules: Sequence[Schedule]) -> list[Program]:
         events = schedule.events
         if id(events) not in keys:
             sends = any(event.kind == "send" for event in events)
-            operations = ((e.kind, e.blocking, e.name, id(e.partition), e.root, e.share) for e in events)
+            operations = ((e.kind, e.blocking, e.name, id(e.partition), e.root, e.linear, e.share) for e in events)
             keys[id(events)] = rank if sends or len(schedules) == 1 else tuple(operations)
         alike[keys[id(events)]].append(rank)
     return [Program(np.array(ranks), list(_epochs([schedules[rank] for rank in ranks]))) for ranks in alike.values()]

@@ -5,12 +5,13 @@ A round is the longer one of a worker's own cycle and of serving all. Arrays are
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
+from scalebench.cluster.operation import Kind, Operation
 from scalebench.pricing.costs import Costs, Prices
 from scalebench.pricing.program import Program
 from scalebench.pricing.schedule import Event, Ints
@@ -48,21 +49,20 @@ class Queue:
 
     def _access(self, event: Event, now: Floats, before: Floats | None) -> tuple[Floats, Floats]:
         """Exclusive access to a shared model; where one host serves all, between two of a worker lie those of all."""
-        (host,), nbytes = event.members, event.amount
-        far = self._workers - 1
-        alone = self._each(lambda costs: costs.exclusive(nbytes, far, host), "access", nbytes, host)
-        everyone = alone
+        (host,) = event.members
+        access = Operation(Kind.ACCESS, event.amount, (self._workers - 1, host))
+        alone = everyone = self._prices.time(access)[:, None]
         if self._one_host:
-            everyone = self._of_all(lambda costs, rank: costs.exclusive(nbytes, rank, host), "accesses", nbytes, host)
+            everyone = self._of_all(access)
         return self._queued(now, before, alone, everyone), alone
 
     def _request(self, event: Event, now: Floats, before: Floats | None) -> tuple[Floats, Floats]:
         """Push to a server and its reply."""
-        shards, far = self._serving.shards, self._workers - 1
+        shards, ends = self._serving.shards, (self._workers - 1, 0)
         part, served = event.amount / shards, self._update / shards
-        travel = self._each(lambda costs: 2 * costs.under_way(part, far, 0), "travel", part)
-        busy = self._each(lambda costs: costs.occupancy(part, far, 0), "busy", part)
-        all_busy = self._of_all(lambda costs, rank: costs.occupancy(part, rank, 0), "all busy", part)
+        travel = 2 * self._prices.time(Operation(Kind.TRAVEL, part, ends))[:, None]
+        serve = Operation(Kind.SERVE, part, ends)
+        busy, all_busy = self._prices.time(serve)[:, None], self._of_all(serve)
         alone = travel + 2 * busy
         if not self._serving.in_rounds:
             everyone = 2 * all_busy + self._workers * served
@@ -82,16 +82,14 @@ class Queue:
         self.bound |= (after > (now + alone) * (1 + 1e-12)).any(axis=1)
         return after
 
-    def _each(self, seconds: Callable[[Costs], float], *key: object) -> Floats:
-        return self._prices.each(seconds, *key)[:, None]
-
-    def _of_all(self, seconds: Callable[[Costs, int], float], *key: object) -> Floats:
-        """Return the sum over all workers of `seconds`, which differ by node only."""
+    def _of_all(self, farthest: Operation) -> Floats:
+        """Return the sum over all workers of an operation, which differ by node only, from that of the last worker."""
+        host = farthest.members[1]
 
         def total(costs: Costs) -> float:
             inside = min(costs.network.ranks_per_node, self._workers)
-            near = sum(seconds(costs, rank) for rank in range(inside))
+            near = sum(costs.time(farthest._replace(members=(rank, host))) for rank in range(inside))
             outside = self._workers - inside
-            return near + (outside * seconds(costs, self._workers - 1) if outside else 0.0)
+            return near + (outside * costs.time(farthest) if outside else 0.0)
 
-        return self._each(total, *key, self._workers)
+        return self._prices.each(total, "of all", farthest)[:, None]

@@ -10,6 +10,7 @@ from typing import Any, TypeVar
 
 from torch import Tensor
 
+from scalebench.cluster.operation import Kind, Operation
 from scalebench.comm.base import Communicator, Overlap
 from scalebench.comm.wire import there_and_back, wire_bytes
 from scalebench.pricing.machine import name_of
@@ -143,22 +144,22 @@ class RecordingCommunicator:
         return self.place
 
     def barrier(self) -> None:
-        self._write("barrier", 0)
+        self._write(Kind.BARRIER, 0)
 
     def allreduce_(
         self, tensor: Tensor, op: str = "sum", *, weight: float | None = None, wire: str | None = None
     ) -> None:
         self._cast(wire)
-        self._collective("allreduce", wire_bytes(tensor, wire))
+        self._collective(Kind.ALLREDUCE, wire_bytes(tensor, wire))
 
     def mean_(self, tensors: Sequence[Tensor], weight: float | None = None) -> None:
-        self._collective("allreduce", sum(tensor.nbytes for tensor in tensors))
+        self._collective(Kind.ALLREDUCE, sum(tensor.nbytes for tensor in tensors))
 
     def iallreduce_(
         self, tensor: Tensor, op: str = "sum", *, weight: float | None = None, wire: str | None = None
     ) -> RecordedRequest:
         self._cast(wire)
-        self._collective("allreduce", wire_bytes(tensor, wire), blocking=False)
+        self._collective(Kind.ALLREDUCE, wire_bytes(tensor, wire), blocking=False)
         return RecordedRequest(self._clock, len(self._clock.schedule.events) - 1)
 
     def overlapped_mean_(self, tensor: Tensor, overlap: Overlap) -> None:
@@ -167,27 +168,25 @@ class RecordingCommunicator:
         self._write("overlapped allreduce", wire_bytes(tensor, overlap.wire), overlap=overlap)
 
     def reduce_(self, tensor: Tensor, root: int = 0, op: str = "sum", *, linear: bool = False) -> None:
-        self._tally(1, 0 if linear and self.rank == root else tensor.nbytes)
-        self._write("linear_reduce" if linear else "reduce", tensor.nbytes, root=root)
+        self._collective(Kind.REDUCE, tensor.nbytes, root=root, linear=linear)
 
     def reduce_scatter_(self, own: Tensor, tensor: Tensor, op: str = "sum") -> None:
-        self._collective("reduce_scatter", tensor.nbytes)
+        self._collective(Kind.REDUCE_SCATTER, tensor.nbytes)
 
     def broadcast_(self, tensor: Tensor, root: int = 0, *, linear: bool = False) -> None:
-        self._tally(1, tensor.nbytes * (self.size - 1 if linear else 1) if self.rank == root else 0)
-        self._write("linear_broadcast" if linear else "broadcast", tensor.nbytes, root=root)
+        self._collective(Kind.BROADCAST, tensor.nbytes, root=root, linear=linear)
 
     def allgather(self, tensor: Tensor) -> list[Tensor]:
-        self._collective("allgather", tensor.nbytes)
+        self._collective(Kind.ALLGATHER, tensor.nbytes)
         return [tensor] * self.size
 
     def allgather_combined(self, tensor: Tensor, combine: Callable[[list[Tensor]], Tensor]) -> Tensor:
-        self._collective("allgather", tensor.nbytes)
+        self._collective(Kind.ALLGATHER, tensor.nbytes)
         self._clock.charge(combine, self.size)
         return combine([tensor])
 
     def iallgather_combined(self, tensor: Tensor, combine: Callable[[list[Tensor]], Tensor]) -> RecordedGathering:
-        self._collective("allgather", tensor.nbytes, blocking=False)
+        self._collective(Kind.ALLGATHER, tensor.nbytes, blocking=False)
         place = len(self._clock.schedule.events) - 1
         return RecordedGathering(self._clock, place, tensor, self.size, combine)
 
@@ -200,12 +199,12 @@ class RecordingCommunicator:
             self._write("merge", tensor.nbytes, name=name_of(merge))
 
     def alltoallv(self, tensors: Sequence[Tensor]) -> list[Tensor]:
-        self._collective("alltoallv", sum(tensor.nbytes for to, tensor in enumerate(tensors) if to != self.rank))
+        self._collective(Kind.ALLTOALL, sum(tensor.nbytes for to, tensor in enumerate(tensors) if to != self.rank))
         return list(tensors)
 
     def send(self, tensor: Tensor, to: int, tag: int = 0) -> None:
         self._tally(0, tensor.nbytes)
-        self._clock.wrote(Event("send", tensor.nbytes, self._ranks[to : to + 1], root=tag))
+        self._clock.wrote(Event(Kind.SEND, tensor.nbytes, self._ranks[to : to + 1], root=tag))
 
     def isend(self, tensor: Tensor, to: int, tag: int = 0) -> SentRequest:
         self.send(tensor, to, tag)
@@ -225,9 +224,14 @@ class RecordingCommunicator:
     def carried(self, nbytes: int, among: int | None = None, calls: int | None = None) -> None:
         self._tally(1, nbytes)
 
-    def _collective(self, kind: str, nbytes: int, *, blocking: bool = True) -> None:
-        self._tally(1, nbytes)
-        self._write(kind, nbytes, blocking=blocking)
+    def _collective(
+        self, kind: Kind, nbytes: int, *, root: int = 0, linear: bool = False, blocking: bool = True
+    ) -> None:
+        operation = Operation(kind, nbytes, self._ranks, root, linear)
+        if operation.depends_on_place:
+            self._clock.reads("rank")
+        self._tally(1, operation.payload(self.place))
+        self._write(kind, nbytes, root=root, linear=linear, blocking=blocking)
 
     def _cast(self, wire: str | None) -> None:
         if wire is not None and self.size > 1:
@@ -258,7 +262,7 @@ class RecordingShared:
     def exclusive(self, *, counted: bool = True) -> Iterator[Tensor]:
         yield self.vector
         self.merges += 1
-        self._clock.wrote(Event("access", self.vector.nbytes, (self._host,)))
+        self._clock.wrote(Event(Kind.ACCESS, self.vector.nbytes, (self._host,)))
         if counted:
             self._comm.count(self.vector.nbytes)
 

@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from scalebench.cluster.operation import Kind, Members, Operation
 from scalebench.comm.base import Overlap
 from scalebench.training.outcome import WorkerReport
 from scalebench.training.stage import StageFacts
@@ -35,7 +36,7 @@ class RankGroups:
         """Return the partition whose only group has all workers."""
         return cls(np.zeros(workers, dtype=np.int64))
 
-    def members(self, label: int) -> Sequence[int]:
+    def members(self, label: int) -> Members:
         """Return the workers of a group in ascending order, as a range where they are evenly spaced."""
         ranks = self._order[self._ends[label] - self.sizes[label] : self._ends[label]]
         if len(ranks) == 1:
@@ -85,13 +86,18 @@ class Event(NamedTuple):
 
     kind: str
     amount: int = 0
-    members: Sequence[int] = ()
+    members: Members = ()
     blocking: bool = True
     name: str = ""  # of a strategy's own operation; `add` of a message that is added to a vector
     partition: RankGroups | None = None  # of which the members of a collective are a group
     root: int = 0  # rank among the members; tag of a message
+    linear: bool = False  # by messages of the root, one after another
     overlap: Overlap | None = None
     share: float = 1.0  # of the model's work in a task of compute
+
+    def among(self, members: Members) -> Operation:
+        """Return a collective as the operation of `members`, of this or of an equal group."""
+        return Operation(Kind(self.kind), self.amount, members, self.root, self.linear)
 
 
 class Kept(NamedTuple):

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal, cast
 
 from pydantic import Field, model_validator
 
+from scalebench.cluster.operation import Kind
 from scalebench.comm.base import Capability, GroupCommunicator, Overlap, OverlapCommunicator
 from scalebench.comm.engines import providing
 from scalebench.errors import StudyError
@@ -204,7 +205,7 @@ class Ddp(VirtualDdp):
             if state.buffer_bytes:  # DDP has sent them before the first forward pass, dtype by dtype
                 sent = state.buffer_bytes if worker.rank == 0 else 0
                 comm.tally(sent, state.buffer_calls)
-                comm.linger("broadcast", state.buffer_bytes)
+                comm.linger(Kind.BROADCAST, state.buffer_bytes)
             compressed = self.compression == "powersgd" and state.steps >= self.start
             comm.count(state.factors_sent if compressed else state.sent, calls=3 if compressed else 0)
             if state.used_bytes:

@@ -13,6 +13,7 @@ from typing import Any
 import pandas as pd
 
 from scalebench.cluster.network import Network
+from scalebench.cluster.operation import Kind, Operation
 from scalebench.cluster.spec import Cluster, Link, Links, Node, Reduction, SharedLink
 from scalebench.errors import ResultsError
 from scalebench.models.layer_files import layer_table_names, load_layers
@@ -209,13 +210,17 @@ def communication_s(row: Any, share: float = 1.0, *, one_flow: bool = True, flow
                 return 0.0
             crossing = max(crossing, (inside - 1) * nbytes * largest_variable(str(row.model)))
         own = 2 * crossing / intra.bandwidth_bytes_per_s
-        return own + Network(cluster, 1).allreduce(int(nbytes), range(nodes), "rabenseifner")
+        return own + Network(cluster, 1).time(_mean(nbytes, nodes, "rabenseifner"))
     network = Network(cluster, inside)
     if kind == "sharded":
         layers = _layers(row)
         passes = 2 if _stays_gathered(str(row.strategy)) else 3
-        return layers * passes / 2 * network.allreduce(int(nbytes / 2 / layers), range(workers), "ring")
-    return network.allreduce(int(nbytes), range(workers), "nccl")
+        return layers * passes / 2 * network.time(_mean(nbytes / 2 / layers, workers, "ring"))
+    return network.time(_mean(nbytes, workers, "nccl"))
+
+
+def _mean(nbytes: float, ranks: int, algorithm: str) -> Operation:
+    return Operation(Kind.ALLREDUCE, int(nbytes), range(ranks), algorithm=algorithm)
 
 
 def _layers(row: Any) -> int:

@@ -38,6 +38,7 @@ import pandas as pd
 
 from scalebench.cluster.fitting import LinkFit, Transfer, fit_links
 from scalebench.cluster.network import Network
+from scalebench.cluster.operation import Kind, Operation
 from scalebench.comm.base import Overlap
 from scalebench.pricing.devices import Stated, gradients_of, step_table
 from scalebench.pricing.overlap import bucket_plan
@@ -282,10 +283,11 @@ def predict_collectives(group: pd.DataFrame, fit: LinkFit, least: float) -> list
         before = base[row.series]
         centre, low, high = fit.seconds(int(row.workers), 1 if one_node else int(row.nodes), nbytes)
         if one_node and row.nodes > 1:
+            mean = Operation(Kind.ALLREDUCE, int(nbytes), range(int(row.workers)), algorithm=_COLLECTIVE)
             network = [
                 Network(stated_cluster(row, share), -(-int(row.workers) // int(row.nodes))) for share in (1.0, least)
             ]
-            times = [one.allreduce(int(nbytes), range(int(row.workers)), _COLLECTIVE) for one in network]
+            times = [one.time(mean) for one in network]
             low, centre, high = max(low, times[0]), max(centre, times[0]), max(high, times[1])
         doublings = abs(math.log2(row.workers / before.workers))
         linear = step_seconds(before, float(before.value))

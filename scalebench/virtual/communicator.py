@@ -12,6 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from scalebench.cluster.operation import Kind, Operation, busiest
 from scalebench.comm.base import BETWEEN_STAGES, Overlap
 from scalebench.comm.wire import there_and_back, wire_bytes
 from scalebench.errors import RunError
@@ -99,7 +100,8 @@ class VirtualCommunicator:
     # --- collectives ------------------------------------------------------------------------------------------
 
     def barrier(self) -> None:
-        self._collective("barrier", None, lambda payloads: None, lambda: self.costs.barrier(self._group.ranks))
+        barrier = self._operation(Kind.BARRIER, 0)
+        self.await_end(self._start("barrier", None, lambda payloads: None, barrier))
 
     def allreduce_(
         self, tensor: Tensor, op: str = "sum", *, weight: float | None = None, wire: str | None = None
@@ -117,8 +119,7 @@ class VirtualCommunicator:
             for same in zip(*(payload[0] for payload in payloads), strict=True):
                 torch._foreach_copy_(list(same), [reduce_tensors(same, "mean", weights)] * len(same))
 
-        self.count(nbytes)
-        self._collective("mean", (tensors, weight), effect, lambda: self.costs.allreduce(nbytes, self._group.ranks))
+        self._collective(self._operation(Kind.ALLREDUCE, nbytes), "mean", (tensors, weight), effect)
 
     def iallreduce_(
         self, tensor: Tensor, op: str = "sum", *, weight: float | None = None, wire: str | None = None
@@ -136,17 +137,13 @@ class VirtualCommunicator:
             result = reduce_tensors(tensors, op, [payload[1] for payload in payloads], wire)
             torch._foreach_copy_(tensors, [result] * len(tensors))
 
-        self.count(nbytes)
-        seconds = lambda: self.costs.allreduce(nbytes, self._group.ranks)  # noqa: E731
-        return self._start(f"allreduce({op})", (tensor, weight), effect, seconds)
+        return self._begin(self._operation(Kind.ALLREDUCE, nbytes), f"allreduce({op})", (tensor, weight), effect)
 
     def reduce_(self, tensor: Tensor, root: int = 0, op: str = "sum", *, linear: bool = False) -> None:
         def effect(payloads: list[Any]) -> None:
             payloads[root].copy_(reduce_tensors(payloads, op, [None] * len(payloads)))
 
-        self.count(0 if linear and self.rank == root else tensor.nbytes)
-        price = self.costs.linear_reduce if linear else self.costs.reduce
-        self._collective(f"reduce({op})", tensor, effect, lambda: price(tensor.nbytes, self._with_first(root)))
+        self._collective(self._operation(Kind.REDUCE, tensor.nbytes, root, linear), f"reduce({op})", tensor, effect)
 
     def reduce_scatter_(self, own: Tensor, tensor: Tensor, op: str = "sum") -> None:
         def effect(payloads: list[Any]) -> None:
@@ -155,9 +152,8 @@ class VirtualCommunicator:
             for (part, _), value in zip(payloads, result, strict=True):
                 part.copy_(value.view_as(part))
 
-        self.count(tensor.nbytes)
-        seconds = lambda: self.costs.reduce_scatter(tensor.nbytes, self._group.ranks)  # noqa: E731
-        self._collective(f"reduce_scatter({op})", (own, tensor), effect, seconds)
+        operation = self._operation(Kind.REDUCE_SCATTER, tensor.nbytes)
+        self._collective(operation, f"reduce_scatter({op})", (own, tensor), effect)
 
     def broadcast_(self, tensor: Tensor, root: int = 0, *, linear: bool = False) -> None:
         def effect(payloads: list[Any]) -> None:
@@ -165,33 +161,23 @@ class VirtualCommunicator:
                 if rank != root:
                     each.copy_(payloads[root])
 
-        sent = tensor.nbytes * (self.size - 1 if linear else 1)
-        self.count(sent if self.rank == root else 0)
-        price = self.costs.linear_broadcast if linear else self.costs.broadcast
-        self._collective("broadcast", tensor, effect, lambda: price(tensor.nbytes, self._with_first(root)))
-
-    def _with_first(self, root: int) -> tuple[int, ...]:
-        ranks = self._group.ranks
-        return (ranks[root], *ranks[:root], *ranks[root + 1 :]) if root else ranks
+        self._collective(self._operation(Kind.BROADCAST, tensor.nbytes, root, linear), "broadcast", tensor, effect)
 
     def allgather(self, tensor: Tensor) -> list[Tensor]:
-        self.count(tensor.nbytes)
-        seconds = lambda: self.costs.allgather(tensor.nbytes, self._group.ranks)  # noqa: E731
-        rendezvous = self._collective("allgather", tensor.clone(), lambda payloads: None, seconds)
+        operation = self._operation(Kind.ALLGATHER, tensor.nbytes)
+        rendezvous = self._collective(operation, "allgather", tensor.clone(), lambda payloads: None)
         return list(rendezvous.payloads)
 
     def allgather_combined(self, tensor: Tensor, combine: Callable[[list[Tensor]], Tensor]) -> Tensor:
         return self.iallgather_combined(tensor, combine).result()
 
     def iallgather_combined(self, tensor: Tensor, combine: Callable[[list[Tensor]], Tensor]) -> VirtualGathering:
-        self.count(tensor.nbytes)
-        seconds = lambda: self.costs.allgather(tensor.nbytes, self._group.ranks)  # noqa: E731
-
         def effect(payloads: list[Any]) -> Tensor:
             self.clock.rehearse(combine, payloads * 2, times=2)  # for the cost of each further message
             return self.clock.execute(combine, payloads)
 
-        return VirtualGathering(self, self._start("allgather", tensor, effect, seconds), tensor, combine)
+        rendezvous = self._begin(self._operation(Kind.ALLGATHER, tensor.nbytes), "allgather", tensor, effect)
+        return VirtualGathering(self, rendezvous, tensor, combine)
 
     def cached(self, make: Callable[[], _T]) -> _T:
         call, self._made = self._made, self._made + 1
@@ -207,10 +193,10 @@ class VirtualCommunicator:
 
     def alltoallv(self, tensors: Sequence[Tensor]) -> list[Tensor]:
         self.count(sum(tensor.nbytes for rank, tensor in enumerate(tensors) if rank != self.rank))
-        rendezvous = self._start("alltoallv", list(tensors), lambda payloads: None, lambda: 0.0)
+        rendezvous = self._start("alltoallv", list(tensors), lambda payloads: None)
         if rendezvous.end is not None and self.clock.running:
             sizes = [[tensor.nbytes for tensor in row] for row in rendezvous.payloads]
-            rendezvous.cost = self.costs.alltoallv(sizes, self._group.ranks)
+            rendezvous.cost = self.costs.time(self._operation(Kind.ALLTOALL, busiest(sizes)))
             rendezvous.end += rendezvous.cost
         self.await_end(rendezvous)
         return [row[self.rank] for row in rendezvous.payloads]
@@ -232,7 +218,7 @@ class VirtualCommunicator:
         self.count(wire_bytes(tensor, overlap.wire))
         start = self.clock.now - self.clock.backward_s
         payload = (tensor, start, self.clock.backward_s)
-        rendezvous = self._start(f"overlapped mean ({overlap.engine})", payload, effect, lambda: 0.0)
+        rendezvous = self._start(f"overlapped mean ({overlap.engine})", payload, effect)
         if rendezvous.end is not None and self.clock.running:
             passes = np.array([(start, seconds) for _, start, seconds in rendezvous.payloads]).T
             stream = self._group.stream
@@ -254,10 +240,14 @@ class VirtualCommunicator:
         if self.clock.running:
             self._tally(0, tensor.nbytes)
         sent = self.clock.now
-        arrival = sent + self.costs.message(tensor.nbytes, self.world_rank, self._group.ranks[to])
+        arrival = sent + self._message_s(tensor, self.rank, to)
         self._group.mail.setdefault(key, []).append((sent, arrival, tensor.clone()))
         if key in self._group.receivers:
             self.scheduler.wake(self._group.receivers.pop(key), arrival)
+
+    def _message_s(self, tensor: Tensor, source: int, to: int) -> float:
+        ends = (self._group.ranks[source], self._group.ranks[to])
+        return self.costs.time(Operation(Kind.SEND, tensor.nbytes, ends))
 
     def isend(self, tensor: Tensor, to: int, tag: int = 0) -> SentRequest:
         self.send(tensor, to, tag)
@@ -291,12 +281,12 @@ class VirtualCommunicator:
             merge_pairs_([payload[0] for payload in payloads], cached)
 
         def seconds(source: int, to: int) -> float:
-            return self.costs.message(tensor.nbytes, self._group.ranks[source], self._group.ranks[to])
+            return self._message_s(tensor, source, to)
 
         if self.size == 1:
             return
         laps: list[ExchangeLap] = []
-        rendezvous = self._start("merge", (tensor, self.clock.now, laps), effect, lambda: 0.0)
+        rendezvous = self._start("merge", (tensor, self.clock.now, laps), effect)
         if rendezvous.end is not None and self.clock.running:
             came, merging = [payload[1] for payload in rendezvous.payloads], self.clock.price(merge)
             of_ranks = exchange_laps(came, seconds, merging)
@@ -330,16 +320,25 @@ class VirtualCommunicator:
             comm.bytes_sent += nbytes
             comm = comm._parent
 
+    def _operation(self, kind: Kind, nbytes: int, root: int = 0, linear: bool = False) -> Operation:
+        return Operation(kind, nbytes, self._group.ranks, root, linear)
+
     def _collective(
-        self, what: str, payload: Any, effect: Callable[[list[Any]], Any], seconds: Callable[[], float]
+        self, operation: Operation, what: str, payload: Any, effect: Callable[[list[Any]], Any]
     ) -> Rendezvous:
-        rendezvous = self._start(what, payload, effect, seconds)
+        rendezvous = self._begin(operation, what, payload, effect)
         self.await_end(rendezvous)
         return rendezvous
 
+    def _begin(self, operation: Operation, what: str, payload: Any, effect: Callable[[list[Any]], Any]) -> Rendezvous:
+        """Count a synchronisation and begin it."""
+        self.count(operation.payload(self.rank))
+        return self._start(what, payload, effect, operation)
+
     def _start(
-        self, what: str, payload: Any, effect: Callable[[list[Any]], Any], seconds: Callable[[], float]
+        self, what: str, payload: Any, effect: Callable[[list[Any]], Any], operation: Operation | None = None
     ) -> Rendezvous:
+        """Meet the others in `what`; without `operation` its caller charges it."""
         call, self._calls = self._calls, self._calls + 1
         rendezvous = self._group.pending.get(call)
         if rendezvous is None:
@@ -351,7 +350,8 @@ class VirtualCommunicator:
             del self._group.pending[call]
             if self._arithmetic:
                 rendezvous.result = effect(rendezvous.payloads)
-            rendezvous.cost = seconds() if self.clock.running and self.size > 1 else 0.0
+            if operation is not None and self.clock.running and self.size > 1:
+                rendezvous.cost = self.costs.time(operation)
             rendezvous.end = rendezvous.latest + rendezvous.cost
         return rendezvous
 

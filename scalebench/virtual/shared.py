@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
 
+from scalebench.cluster.operation import Kind, Operation
 from scalebench.comm.base import ServerRule
 from scalebench.system.clock import Task
 from scalebench.training.outcome import Lap
@@ -50,7 +51,7 @@ class VirtualShared:
             comm.scheduler.block(comm.world_rank, "a shared model")
         store.held = True
         begin = max(clock.now, store.free_at)
-        seconds = comm.costs.exclusive(store.model.nbytes, comm.world_rank, store.host)
+        seconds = comm.costs.time(Operation(Kind.ACCESS, store.model.nbytes, (comm.world_rank, store.host)))
         clock.communicated(begin + seconds, begin - clock.now)
         if counted:
             comm.count(store.model.nbytes)
@@ -80,7 +81,7 @@ class VirtualServer:
             return state.answer_now(comm, payload)
         asked = clock.now
         comm.count(nbytes)
-        arrival = asked + comm.costs.under_way(nbytes / state.shards, comm.world_rank, state.host)
+        arrival = asked + state.seconds(Kind.TRAVEL, nbytes, comm)
         comm.scheduler.turn(comm.world_rank, arrival)
         state.handle(comm, payload, arrival)
         if comm.world_rank not in state.replies:
@@ -114,6 +115,11 @@ class ServerState:
         assert worker == comm.world_rank
         return reply
 
+    def seconds(self, kind: Kind, nbytes: int, comm: VirtualCommunicator, worker: int | None = None) -> float:
+        """Return the seconds of a part of an exchange of `nbytes` with `worker`, by default that of `comm`."""
+        ends = (comm.world_rank if worker is None else worker, self.host)
+        return comm.costs.time(Operation(kind, nbytes / self.shards, ends))
+
     def handle(self, comm: VirtualCommunicator, payload: Any, arrival: float) -> None:
         """Serve one request that arrives at `arrival`, and send every reply that the rule releases."""
         nbytes = payload.nbytes
@@ -121,13 +127,12 @@ class ServerState:
         updates = getattr(self.rule, "updates", 0)
         replies = comm.clock.execute(self.rule, comm.world_rank, payload, begin)
         steps = getattr(self.rule, "updates", 0) - updates
-        self.free_at = begin + comm.costs.occupancy(nbytes / self.shards, comm.world_rank, self.host)
+        self.free_at = begin + self.seconds(Kind.SERVE, nbytes, comm)
         taken = max(steps * comm.clock.seconds_of(Task.UPDATE), comm.clock.price(self.rule))
         self.free_at += taken / self.shards
         for worker, tensor in replies:
-            part = tensor.nbytes / self.shards
-            self.free_at += comm.costs.occupancy(part, worker, self.host)
-            self.replies[worker] = (self.free_at + comm.costs.under_way(part, worker, self.host), tensor)
+            self.free_at += self.seconds(Kind.SERVE, tensor.nbytes, comm, worker)
+            self.replies[worker] = (self.free_at + self.seconds(Kind.TRAVEL, tensor.nbytes, comm, worker), tensor)
             self.released[worker] = begin
             if worker != comm.world_rank:
                 comm.scheduler.wake(worker, self.replies[worker][0])

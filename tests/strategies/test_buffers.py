@@ -11,6 +11,7 @@ from scalebench.pricing.costs import Costs
 from scalebench.strategies import ddp
 from scalebench.virtual import engine
 from scalebench.virtual.engine import simulate, simulate_alike
+from tests.operations import broadcast
 from tests.strategies.test_native_equality import MODEL, launched, native_runs
 
 CASES = {
@@ -89,7 +90,7 @@ def test_each_step_of_ddp_is_charged_a_broadcast(make_run, simulated, machine, m
     monkeypatch.setattr(ddp, "broadcast_bytes_", lambda comm, tensors: None)
     without = simulated(run)[0]
     costs = Costs(Network(machine.cluster, machine.cluster.node.workers_per_node), machine.engines, "gloo")
-    price = 2 * whole.facts.steps_per_epoch * costs.broadcast(BYTES, (0, 1, 2, 3))
+    price = 2 * whole.facts.steps_per_epoch * costs.time(broadcast(BYTES, (0, 1, 2, 3)))
     for charged, free in zip(whole.workers, without.workers, strict=True):
         assert charged.train_s - free.train_s == pytest.approx(price, rel=1e-9)
 

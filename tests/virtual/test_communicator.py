@@ -18,6 +18,7 @@ from scalebench.virtual.clock import VirtualClock
 from scalebench.virtual.communicator import VirtualCommunicator
 from scalebench.virtual.scheduler import Group, Scheduler
 from scalebench.virtual.shared import ServerState, VirtualServer, VirtualShared, VirtualStore
+from tests.operations import allreduce, exclusive, message
 
 TABLE = StepTable(
     source="test",
@@ -95,7 +96,7 @@ def test_collectives_agree_with_numpy(workers, size, seed):
 def test_collective_ends_at_last_arrival_plus_cost():
     world = World(3, ahead=[0.0, 2.0, 1.0])
     world.run(lambda comm: comm.allreduce_(torch.ones(1000, dtype=torch.float32)))
-    end = 2.0 + world.costs.allreduce(4000, (0, 1, 2))
+    end = 2.0 + world.costs.time(allreduce(4000, (0, 1, 2)))
     assert [clock.now for clock in world.clocks] == pytest.approx([end] * 3)
     assert [clock.ledger.wait for clock in world.clocks] == pytest.approx([2.0, 0.0, 1.0])
     assert [clock.ledger.comm_s for clock in world.clocks] == pytest.approx([end, end - 2.0, end - 1.0])
@@ -116,14 +117,14 @@ def test_linear_collectives_have_their_bytes_at_the_root(workers, root):
     sent = world.run(program)
     assert sent == {rank: (0, 4000 * (workers - 1)) if rank == root else (4000, 0) for rank in range(workers)}
     network = world.costs.network
-    message, gamma = network.message(4000, 0, 1), network.cluster.reduction.seconds_per_byte
-    seconds = (workers - 1) * (2 * message + 4000 * gamma)
+    one, gamma = network.time(message(4000, 0, 1)), network.cluster.reduction.seconds_per_byte
+    seconds = (workers - 1) * (2 * one + 4000 * gamma)
     assert [clock.now for clock in world.clocks] == pytest.approx([seconds] * workers)
 
 
 def test_nonblocking_allreduce_overlaps_with_compute():
     world = World(2)
-    cost = world.costs.allreduce(4_000_000, (0, 1))
+    cost = world.costs.time(allreduce(4_000_000, (0, 1)))
     assert cost < 1.0
 
     def program(comm):
@@ -155,7 +156,7 @@ def test_nonblocking_allgather_overlaps_with_compute_and_is_combined_once():
 
 def test_exposed_part_of_a_nonblocking_allreduce_is_charged():
     world = World(2)
-    cost = world.costs.allreduce(4_000_000, (0, 1))
+    cost = world.costs.time(allreduce(4_000_000, (0, 1)))
 
     def program(comm):
         request = comm.iallreduce_(torch.ones(1_000_000))
@@ -179,7 +180,7 @@ def test_groups_split_by_color_in_order_of_rank():
 
 def test_message_arrives_after_its_transfer_time():
     world = World(2)
-    travel = world.costs.message(8, 0, 1)
+    travel = world.costs.time(message(8, 0, 1))
 
     def program(comm):
         tensor = torch.tensor([7.0], dtype=torch.float64)
@@ -229,7 +230,7 @@ def test_counting_stops_in_a_pause():
 def test_shared_state_is_accessed_in_order_of_arrival():
     world = World(3, ahead=[0.2, 0.0, 0.1])
     store = VirtualStore(torch.zeros(250_000))
-    visit = world.costs.exclusive(1_000_000, 1, 0)
+    visit = world.costs.time(exclusive(1_000_000, 1, 0))
 
     def program(comm):
         shared = VirtualShared(store, comm)
@@ -267,7 +268,7 @@ def test_shared_state_stays_locked_while_its_holder_waits():
     ends = world.run(program)
     assert order == [(0, 0), (3, 1), (2, 2)]
     assert ends[1][0] < ends[0][0] < ends[3][0] < ends[2][0]
-    assert ends[0][0] > 2 * world.costs.exclusive(100_000_000, 0, 0)
+    assert ends[0][0] > 2 * world.costs.time(exclusive(100_000_000, 0, 0))
     assert [counted for _, counted in (ends[rank] for rank in range(4))] == [2, 0, 1, 1]
     assert not first.held
     assert not second.held
@@ -309,8 +310,8 @@ def test_server_round_follows_the_cost_model(shards):
         return None if comm.rank == 0 else VirtualServer(state, comm).request(torch.ones(nbytes // 4))
 
     world.run(program)
-    latency = world.costs.message(0, 1, 0)
-    transfer = (world.costs.message(nbytes, 1, 0) - latency) / shards
+    latency = world.costs.time(message(0, 1, 0))
+    transfer = (world.costs.time(message(nbytes, 1, 0)) - latency) / shards
     ends = sorted(clock.now for clock in world.clocks)[1:]
     assert ends == pytest.approx([2 * latency + 3 * transfer, 2 * latency + 4 * transfer])
 
