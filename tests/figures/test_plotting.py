@@ -6,6 +6,7 @@ import hashlib
 import json
 import math
 from collections.abc import Iterator
+from itertools import pairwise
 from pathlib import Path
 
 import pandas as pd
@@ -22,6 +23,7 @@ from scalebench.figures.drawing.canvas import Canvas
 from scalebench.figures.drawing.panel import tint
 from scalebench.figures.drawing.styles import ENGINE_ALONE, TASKS
 from scalebench.figures.plotting import house_style
+from scalebench.figures.style import choose_style
 from scalebench.records.schema import RunRow
 from scalebench.records.store import Store
 from tests.conftest import some
@@ -374,6 +376,23 @@ def test_second_ticks_have_minimal_digits():
         panel.ax.plot([900, 4000], [0, 1])
         panel.seconds_axis("x")
     assert [label.get_text() for label in panel.ax.get_xticklabels()][-3:] == ["1,000", "2,000", "5,000"]
+
+
+@pytest.mark.parametrize(
+    ("low", "high"), [(0.00028, 0.00095), (0.00021, 0.0009), (0.11, 0.19), (3e-5, 7e-5), (0.002, 8)]
+)
+def test_labels_of_a_short_log_axis_do_not_touch(low, high):
+    with house_style(choose_style("slides")):
+        canvas = Canvas("test")
+        panel, *_ = canvas.rows((2, 1.6))
+        panel.ax.plot([low, high], [0, 1])
+        panel.seconds_axis("x", "core-hours")
+        canvas.finish()
+        boxes = [label.get_window_extent() for label in panel.ax.get_xticklabels() if label.get_text()]
+        begin, end = panel.ax.get_window_extent().intervalx
+    shown = [box for box in boxes if begin <= (box.x0 + box.x1) / 2 <= end]
+    assert len(shown) >= 2
+    assert all(left.x1 < right.x0 for left, right in pairwise(shown))
 
 
 @pytest.mark.parametrize(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 
 import numpy as np
 import pandas as pd
@@ -13,7 +14,7 @@ from matplotlib.axes import Axes
 from matplotlib.collections import LineCollection
 from matplotlib.lines import Line2D
 from matplotlib.patches import Rectangle
-from matplotlib.ticker import FixedLocator, FuncFormatter, LogLocator, NullLocator
+from matplotlib.ticker import FixedLocator, FuncFormatter, LogLocator, MaxNLocator, NullLocator
 from matplotlib.transforms import ScaledTranslation
 
 from scalebench.analysis.intervals import METRIC_RANGE
@@ -24,6 +25,8 @@ from scalebench.formatting import digits, metric_word
 from scalebench.study.spec import SIMULATED
 
 _LABEL_PER_POINT_IN = 0.03  # width of a tick label
+_LETTER_PER_POINT_IN = 0.0085  # width of a digit
+_MOST_LABELS = 10  # of a y axis
 _TITLE_SHARE = 0.8  # of a panel's width: titles begin where the axes do
 _BAR = 0.78
 _CONTEXT = "#D0D0D0"
@@ -312,15 +315,30 @@ class Panel:
         if which == "y":
             self.fit_intervals()
         low, high = getattr(self.ax, f"get_{which}lim")()
-        room = self.width_in * 0.72 / (0.045 * rcParams["xtick.labelsize"]) if which == "x" else 10
         # A short axis, which has fewer than two of the ticks 1, 2 and 5, has more.
-        least = 1 if _ticks((1.0, 2.0, 5.0), low, high) > 1 else 0
-        ladders = [tuple(map(float, range(1, 10))), (1.0, 2.0, 5.0), (1.0, 3.0), (1.0,)][least:]
-        fitting = [subs for subs in ladders if len(subs) * math.log10(high / low) <= room]
-        axis.set_major_locator(LogLocator(subs=(fitting or ladders[-1:])[0], numticks=20))
+        least = 2 if len(_ticks((1.0, 2.0, 5.0), low, high)) > 1 else 0
+        ladders = [tuple(map(float, range(1, 10))), (1.0, 3.0, 5.0, 7.0), (1.0, 2.0, 5.0), (1.0, 3.0), (1.0,)][least:]
+        fitting = [subs for subs in ladders if self._has_room(_ticks(subs, low, high), low, high, which)]
+        if len(_ticks(range(1, 10), low, high)) < 2:  # so short that it is nearly linear
+            letters = len(_plain(low)) + 2
+            room = 0.72 * self.width_in / (letters * _LETTER_PER_POINT_IN * rcParams["xtick.labelsize"])
+            axis.set_major_locator(MaxNLocator(max(1, int(room)) if which == "x" else _MOST_LABELS // 2))
+        else:
+            axis.set_major_locator(LogLocator(subs=(fitting or ladders[-1:])[0], numticks=20))
         axis.set_major_formatter(FuncFormatter(lambda value, _: _plain(value)))
         axis.set_minor_locator(NullLocator())
         getattr(self.ax, f"set_{which}label")(label)
+
+    def _has_room(self, ticks: Sequence[float], low: float, high: float, which: str) -> bool:
+        """Return True if the labels of these ticks do not touch on a log axis."""
+        if which == "y":
+            return len(ticks) <= _MOST_LABELS
+        decade_in = 0.72 * self.width_in / math.log10(high / low)
+        letter_in = _LETTER_PER_POINT_IN * rcParams["xtick.labelsize"]
+        return all(
+            math.log10(after / before) * decade_in >= letter_in * (1 + (len(_plain(before)) + len(_plain(after))) / 2)
+            for before, after in pairwise(ticks)
+        )
 
     def hide(self) -> None:
         """Hide a spare panel, which keeps its place in the grid."""
@@ -388,10 +406,10 @@ def _fitting_shift(counts: pd.Series[int]) -> float:
     return min(1.0, float(octaves.min()) * _MOST_SHIFT / 0.2) if len(octaves) else 1.0
 
 
-def _ticks(subs: Sequence[float], low: float, high: float) -> int:
-    """Return how many multiples of powers of ten lie on an axis."""
+def _ticks(subs: Sequence[float], low: float, high: float) -> list[float]:
+    """Return the multiples of powers of ten that lie on an axis, in order."""
     powers = range(math.floor(math.log10(low)), math.ceil(math.log10(high)) + 1)
-    return sum(low <= sub * 10.0**power <= high for power in powers for sub in subs)
+    return [tick for power in powers for sub in subs if low <= (tick := sub * 10.0**power) <= high]
 
 
 def _plain(value: float) -> str:
