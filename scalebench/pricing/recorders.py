@@ -30,6 +30,7 @@ class RecordingClock:
         self.ledger = Ledger()
         self.running = False
         self.watching = True  # until the program has ended
+        self._results: dict[tuple[Callable[..., object], tuple[object, ...]], object] = {}
 
     def reads(self, what: str) -> None:
         """Note that the program depends on `what` (loss, seed, placement, rank)."""
@@ -47,7 +48,20 @@ class RecordingClock:
         self.charge(operation)
         if only_changes_arguments(operation):
             return None  # type: ignore[return-value]
-        return operation(*arguments)
+        return self.result_of(operation, *arguments)
+
+    def result_of(self, operation: Callable[..., _T], *arguments: object) -> _T:
+        """Return what `operation` returns, which is remembered on tensors that have no data.
+
+        Their shapes are all there is of them, and those of a result follow from those of the arguments. Torch computes
+        on them in Python: a message of many small parts takes a second.
+        """
+        forms = tuple(map(_form, arguments))
+        if None in forms:
+            return operation(*arguments)
+        if (operation, forms) not in self._results:
+            self._results[operation, forms] = operation(*arguments)
+        return self._results[operation, forms]  # type: ignore[return-value]
 
     def charge(self, operation: Callable[..., Any], messages: int = 2) -> None:
         """Write an operation on the messages of so many workers."""
@@ -75,6 +89,16 @@ def only_changes_arguments(operation: Callable[..., Any]) -> bool:
     Torch computes on meta tensors in Python, in milliseconds, and loads sympy for that.
     """
     return "return" in (said := getattr(operation, "__annotations__", {})) and said["return"] in ("None", None)
+
+
+def _form(argument: object) -> object:
+    """Return what the shape of a result depends on; None if that may be more than shapes, as of an object."""
+    if isinstance(argument, Tensor):
+        return (argument.shape, argument.dtype) if argument.is_meta else None
+    if isinstance(argument, list):
+        forms = tuple(map(_form, argument))
+        return None if None in forms else forms
+    return float if isinstance(argument, float) else None
 
 
 @cache
@@ -112,7 +136,7 @@ class RecordedGathering:
     def result(self) -> Tensor:
         self._clock.wrote(Event("wait", self._position))
         self._clock.charge(self._combine, self._members)
-        return self._combine([self._tensor])
+        return self._clock.result_of(self._combine, [self._tensor])
 
 
 class SentRequest:
@@ -183,7 +207,7 @@ class RecordingCommunicator:
     def allgather_combined(self, tensor: Tensor, combine: Callable[[list[Tensor]], Tensor]) -> Tensor:
         self._collective(Kind.ALLGATHER, tensor.nbytes)
         self._clock.charge(combine, self.size)
-        return combine([tensor])
+        return self._clock.result_of(combine, [tensor])
 
     def iallgather_combined(self, tensor: Tensor, combine: Callable[[list[Tensor]], Tensor]) -> RecordedGathering:
         self._collective(Kind.ALLGATHER, tensor.nbytes, blocking=False)
