@@ -20,15 +20,15 @@ from typing import NamedTuple, TypeAlias
 
 import pandas as pd
 
-from scalebench.analysis.grouping import EXECUTIONS, PER_BATCH, strategy_rank
+from scalebench.analysis.grouping import EXECUTIONS, strategy_rank
 from scalebench.analysis.intervals import NO_INTERVAL, time_interval
 from scalebench.analysis.loading import CELL, Results, cached
 from scalebench.analysis.pairing import NO_BASELINE, NO_RATIO, CellComparison, Comparer, Ratio
 from scalebench.analysis.rounds import CellRuns, runs_by_cell
 from scalebench.analysis.significance import ALPHA
 from scalebench.errors import UsageError, nearest
+from scalebench.study.choices import LIBRARY_BASELINES, PER_BATCH
 
-SPLIT_BASELINES = ("horovod", "ddp")
 NO_RUN = "no completed run of"
 
 
@@ -195,8 +195,8 @@ def _compare(index: Index, cell: CellRuns, comparer: Comparer) -> list[dict[str,
     allreduce = find_baseline(index, "allreduce", cell.engine, cell)
     if cell.strategy not in PER_BATCH:
         rows.append(_row(cell, "allreduce", allreduce, _ratio(allreduce, cell, comparer)))
-    if cell.strategy not in SPLIT_BASELINES:
-        for name in SPLIT_BASELINES:
+    if cell.strategy not in LIBRARY_BASELINES:
+        for name in LIBRARY_BASELINES:
             base = find_baseline(index, name, None, cell)
             rows.append(_row(cell, name, base, _ratio(base, cell, comparer)) | _parts(cell, allreduce, base))
     return rows

@@ -33,10 +33,10 @@ from scalebench.analysis.rounds import timed as timed
 from scalebench.analysis.time_to_target import times_to_target
 from scalebench.formatting import is_interval, natural
 from scalebench.records.progress import group_of
+from scalebench.study.choices import PER_BATCH
 from scalebench.study.spec import SIMULATED
 from scalebench.system.background_load import SHARE
 
-PER_BATCH = ("serial", "allreduce", "horovod", "ddp")  # what the others are compared with
 EXECUTIONS = ["native", "paced", "virtual", "modelled"]
 PLACE = ["execution", "engine", "label", "workers"]
 _SHOWN = 4  # groups of cells in one place

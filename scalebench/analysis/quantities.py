@@ -9,7 +9,7 @@ from typing import Any
 import pandas as pd
 
 from scalebench.analysis.comparing import against, ratios
-from scalebench.analysis.grouping import CELL, PER_BATCH, PLACE
+from scalebench.analysis.grouping import CELL, PLACE
 from scalebench.analysis.loading import Results
 from scalebench.analysis.target_ratios import target_ratios
 from scalebench.analysis.time_to_target import censor_mark
@@ -23,7 +23,7 @@ from scalebench.formatting import (
     metric_word,
 )
 from scalebench.records.progress import group_of
-from scalebench.study.choices import BASELINES
+from scalebench.study.choices import PER_BATCH
 from scalebench.tables.table import (
     COUNT,
     EPOCHS,
@@ -41,7 +41,6 @@ from scalebench.tables.table import (
 )
 
 Row = Mapping[Hashable, Any]
-AGAINST = ("serial", *BASELINES)  # baselines that have a column
 _EVERY = ("", "_low", "_high")
 
 
@@ -118,7 +117,7 @@ def quantities(metrics: Collection[str]) -> dict[str, Column[Row]]:
                 title="" if of else f"vs {name}",
             )
             for of, words in (("", ""), ("target-", "to target "))
-            for name in AGAINST
+            for name in PER_BATCH
         },
         "metric": Column(head, metric, METRIC, "mean over seeds, with its 95 % confidence interval"),
         "metric-vs-allreduce": Column(
@@ -146,7 +145,7 @@ def with_ratios(results: Results, shown: pd.DataFrame, names: Sequence[str]) -> 
     scaling = [f"{what}{end}" for what in ("speedup", "efficiency") for end in _EVERY]
     for of, compare in (("", ratios), ("target-", target_ratios)):
         of_time = not of and {"speedup", "efficiency"} & set(names)
-        wanted = [name for name in AGAINST if f"{of}vs-{name}" in names or (of_time and name == "serial")]
+        wanted = [name for name in PER_BATCH if f"{of}vs-{name}" in names or (of_time and name == "serial")]
         compared = compare(results) if wanted else pd.DataFrame()
         for name in wanted:
             own = compared[compared["baseline"] == name]

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pandas as pd
 
-from scalebench.analysis.comparing import NO_RUN, SPLIT_BASELINES, ratios
+from scalebench.analysis.comparing import NO_RUN, ratios
 from scalebench.analysis.grouping import DISTURBED_BY, cells, chosen_strategies, crowding, place
 from scalebench.analysis.intervals import NOTHING_VARIES
 from scalebench.analysis.loading import Results
@@ -21,17 +21,16 @@ from scalebench.analysis.time_to_target import censor_mark
 from scalebench.analysis.tuning import tuning_in_words
 from scalebench.formatting import DISTURBED, NOT_SHOWN, OVERSUBSCRIBED, as_known, counted, seconds
 from scalebench.records.progress import group_of
+from scalebench.study.choices import BASELINES
 from scalebench.study.spec import SIMULATED
 from scalebench.tables.table import METRIC_ALONE, Column, Table
-
-_AGAINST = ("allreduce", *SPLIT_BASELINES)
 
 
 def summary(results: Results) -> Table:
     """Return the table of `scalebench run --full`: a row for each cell, with its marks behind the worker count."""
     table = cells(results)
     ran = set(table["strategy"])
-    baselines = [name for name in _AGAINST if name == _AGAINST[0] or name in ran]
+    baselines = [name for name in BASELINES if name == BASELINES[0] or name in ran]
     of_baselines = [f"vs-{name}" for name in baselines]
     known = quantities(table["metric_name"].dropna().unique())
     aims = bool(results.completed["target_metric"].notna().any())

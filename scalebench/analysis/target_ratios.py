@@ -12,8 +12,7 @@ from dataclasses import replace
 
 import pandas as pd
 
-from scalebench.analysis.comparing import SPLIT_BASELINES, Baseline, Index, find_baseline
-from scalebench.analysis.grouping import PER_BATCH
+from scalebench.analysis.comparing import Baseline, Index, find_baseline
 from scalebench.analysis.loading import CELL, Results, cached
 from scalebench.analysis.pairing import NO_RATIO, Comparer, Ratio
 from scalebench.analysis.rounds import MEASURED, CellRuns, runs_by_cell
@@ -25,6 +24,7 @@ from scalebench.analysis.time_to_target import (
     time_to_target,
     until_target,
 )
+from scalebench.study.choices import PER_BATCH
 
 COLUMNS = [
     *CELL,
@@ -45,7 +45,7 @@ def target_ratios(results: Results) -> pd.DataFrame:
         index.setdefault((cell.execution, cell.strategy, cell.workers), []).append(cell)
     rows = []
     for cell in table:
-        for name in ("serial", "allreduce", *SPLIT_BASELINES):
+        for name in PER_BATCH:
             if cell.strategy != name and not (name == "allreduce" and cell.strategy in PER_BATCH):  # as in `ratios`
                 engine = cell.engine if name == "allreduce" else None
                 rows.append(_row(cell, name, find_baseline(index, name, engine, cell), comparer))

@@ -32,9 +32,9 @@ from scalebench.formatting import (
     percent,
     time_of_cell_alone,
 )
+from scalebench.study.choices import BASELINES
 from scalebench.tables import Column, Table
 
-BASELINES = ("allreduce", "horovod", "ddp", "serial")
 _MARKS = {
     "(": "( ): the interval of the reduction holds zero, or there is none",
     **CENSORED,
@@ -53,7 +53,7 @@ def answer_table(results: Results, against: Sequence[str] = ()) -> Table:
     ran = set(results.completed["strategy"])
     if missing := [name for name in against if name not in ran]:
         raise UsageError(f"--against {missing[0]}: the study has no completed run of {missing[0]}")
-    baselines = list(against) or [name for name in BASELINES if name in ran][:1]
+    baselines = list(against) or [name for name in (*BASELINES, "serial") if name in ran][:1]
     epochs = counted(int(results.completed["epochs"].max()), "epoch") if ran else "all epochs"
     sections = {f"time of {epochs}": _section(table, ratios(results), baselines, _time)}
     if table["target_metric"].notna().any():

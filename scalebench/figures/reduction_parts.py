@@ -18,8 +18,8 @@ from scalebench.figures.drawing.panel import Panel, Segment, share_y
 from scalebench.figures.drawing.styles import ENGINE_ALONE, ENGINE_ALONE_PATTERN, NEUTRAL, Look
 from scalebench.figures.time_reduction import missing, no_reduction, of_others
 from scalebench.formatting import is_interval
+from scalebench.study.choices import LIBRARY_BASELINES
 
-_BASELINES = ("horovod", "ddp")
 _COLUMNS = 3
 _SHARED_FROM = -100.0  # per cent; a panel that reaches further down has an axis of its own
 _WORDS = {  # of the legend, by part
@@ -32,7 +32,7 @@ _KEPT = ("series", "execution", "engine", "workers", "oversubscribed", "interval
 @FIGURES.add
 class ReductionParts(Figure):
     name = "reduction-parts"
-    panels = _BASELINES
+    panels = LIBRARY_BASELINES
     summary = "time saved against horovod and ddp in two parts: by the engine, and by synchronising less often"
 
     def absent(self, results: Results) -> str:
@@ -41,7 +41,7 @@ class ReductionParts(Figure):
         compared = of_others(ratios(results))
         if _split(compared).any():
             return ""
-        if {"horovod", "ddp"}.isdisjoint(results.completed["strategy"]):
+        if set(LIBRARY_BASELINES).isdisjoint(results.completed["strategy"]):
             return "neither horovod nor ddp ran: there is no engine to tell from the frequency"
         if "allreduce" not in set(results.completed["strategy"]):
             return "allreduce did not run, which tells the engine's part from the frequency's"
@@ -52,7 +52,7 @@ class ReductionParts(Figure):
         known = compared[_split(compared)]
         wanted = [
             (baseline, name)
-            for baseline in canvas.wanted(_BASELINES)
+            for baseline in canvas.wanted(LIBRARY_BASELINES)
             for name in look
             if ((known["baseline"] == baseline) & (known["series"] == name)).any()
         ]
@@ -89,7 +89,7 @@ class ReductionParts(Figure):
 
 def _split(compared: pd.DataFrame) -> pd.Series[bool]:
     """Mark reductions whose two parts are known."""
-    return compared["baseline"].isin(_BASELINES) & compared[["reduction", "engine_part"]].notna().all(axis=1)
+    return compared["baseline"].isin(LIBRARY_BASELINES) & compared[["reduction", "engine_part"]].notna().all(axis=1)
 
 
 def _draw(panel: Panel, own: pd.DataFrame, counts: dict[str, list[int]], look: Look) -> None:

@@ -7,15 +7,14 @@ from collections.abc import Sequence
 import pandas as pd
 
 from scalebench.analysis import Results, ratios
-from scalebench.analysis.grouping import PER_BATCH
 from scalebench.analysis.pairing import NO_BASELINE
 from scalebench.figures.added import with_added
 from scalebench.figures.base import FIGURES, EmptyFigureError, Figure
 from scalebench.figures.drawing.canvas import Canvas
 from scalebench.figures.drawing.panel import Panel, share_y
 from scalebench.figures.drawing.styles import Look
+from scalebench.study.choices import BASELINES, PER_BATCH
 
-BASELINES = ("allreduce", "horovod", "ddp")
 _MOST_SERIES = 8  # in one panel: it has no baselines
 _SHARED_FROM = -100.0  # per cent; a panel that reaches further down has an axis of its own
 

@@ -9,7 +9,7 @@ import pandas as pd
 from matplotlib.ticker import MaxNLocator
 
 from scalebench.analysis import Results
-from scalebench.analysis.grouping import PER_BATCH, costs_to_target, listed
+from scalebench.analysis.grouping import costs_to_target, listed
 from scalebench.analysis.target_ratios import target_ratios
 from scalebench.figures.base import FIGURES, EmptyFigureError, Figure
 from scalebench.figures.drawing.canvas import Canvas
@@ -17,6 +17,7 @@ from scalebench.figures.drawing.names import group_name
 from scalebench.figures.drawing.panel import Panel, share_y
 from scalebench.figures.drawing.styles import Look, grouped, name_series
 from scalebench.figures.drawing.unreached import legend_of_unreached, mark_unreached, never, target_in_words, torn
+from scalebench.study.choices import BASELINES, PER_BATCH
 
 _QUANTITIES = {  # value and bounds in the table of costs, and the label of the axis
     "time": ("time_to_target_s", "target_low_s", "target_high_s", "training time (s)"),
@@ -106,7 +107,7 @@ def _nowhere(table: pd.DataFrame, epochs: int) -> str:
 def _against(compared: pd.DataFrame) -> tuple[str, pd.DataFrame]:
     """The first baseline that reached the target, and the reductions against it of the strategies that are none."""
     known = compared[compared["reduction"].notna() & ~compared["strategy"].isin(PER_BATCH)]
-    for baseline in ("allreduce", "horovod", "ddp", "serial"):
+    for baseline in (*BASELINES, "serial"):
         if len(own := known[known["baseline"] == baseline]):
             return baseline, own
     return "", known.iloc[:0]

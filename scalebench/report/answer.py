@@ -34,7 +34,6 @@ from scalebench.formatting import (
 )
 from scalebench.records.progress import progress_of
 from scalebench.report.comparison import (
-    BASELINES,
     EXECUTIONS_IN_WORDS,
     Comparison,
     Phrase,
@@ -47,6 +46,7 @@ from scalebench.report.comparison import (
 from scalebench.report.engines import crowded_engines
 from scalebench.report.next_step import to_answer, to_show_metric, to_show_saving
 from scalebench.report.target import reached_at, target_answer, to_target
+from scalebench.study.choices import BASELINES
 
 _QUALIFY = (few_runs, disturbed, busy_machine)  # rules whose warnings stand beside the answer
 _OBTAINED = {

@@ -8,13 +8,13 @@ from dataclasses import dataclass, fields
 from typing import Literal, NamedTuple
 
 from scalebench.analysis import Results, against
-from scalebench.analysis.grouping import EXECUTIONS, PER_BATCH
+from scalebench.analysis.grouping import EXECUTIONS
 from scalebench.analysis.intervals import NOTHING_VARIES
 from scalebench.analysis.native_check import PREFERRED_ENGINES
 from scalebench.analysis.verdicts import MetricVerdict, verdict_of_metric
+from scalebench.study.choices import BASELINES, PER_BATCH
 
 ABOUT_EQUAL = 0.05  # the saving is negligible if its interval lies within +- this share
-BASELINES = ("allreduce", "horovod", "ddp")  # per batch; the first that ran is compared with
 EXECUTIONS_IN_WORDS = {
     "native": "measured",
     "paced": "measured, with compute stretched to a stated device",

@@ -9,8 +9,8 @@ from scalebench.analysis.grouping import EXECUTIONS, listed
 from scalebench.analysis.loading import is_representative
 from scalebench.analysis.rounds import MEASURED
 from scalebench.formatting import counted, seconds
+from scalebench.study.choices import LIBRARY_BASELINES
 
-_ENGINES_OF_THEIR_OWN = ("horovod", "ddp")
 _CYCLE_S = 1e-3  # of Horovod's thread, unless the option cycle_time_ms sets another
 
 
@@ -27,7 +27,7 @@ def crowded_engines(results: Results) -> str:
 
 def _oversubscribed(results: Results) -> list[str]:
     table = cells(results)
-    own = table[table["strategy"].isin(_ENGINES_OF_THEIR_OWN) & table["execution"].isin(MEASURED)]
+    own = table[table["strategy"].isin(LIBRARY_BASELINES) & table["execution"].isin(MEASURED)]
     own = own[own["workers"] > 1]
     names = [str(name) for name, cells_of in own.groupby("strategy", sort=False) if cells_of["oversubscribed"].all()]
     if not names:

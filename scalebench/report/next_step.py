@@ -5,12 +5,13 @@ from __future__ import annotations
 import math
 
 from scalebench.analysis import Results, virtual_error
-from scalebench.analysis.grouping import DISTURBED_BY, PER_BATCH
+from scalebench.analysis.grouping import DISTURBED_BY
 from scalebench.analysis.intervals import METRIC_FROM, STATED, t_quantile
 from scalebench.analysis.loading import is_representative
 from scalebench.analysis.rounds import MEASURED
 from scalebench.analysis.significance import enough_runs, repeat_option
-from scalebench.report.comparison import ABOUT_EQUAL, BASELINES, Comparison
+from scalebench.report.comparison import ABOUT_EQUAL, Comparison
+from scalebench.study.choices import BASELINES, PER_BATCH
 
 _MOST_RUNS = 100
 _OF_A_STATED_JITTER = 10  # repetitions

@@ -9,7 +9,6 @@ from functools import partial
 from operator import itemgetter
 
 from scalebench.analysis import Results, agreement, cells, ratios
-from scalebench.analysis.comparing import SPLIT_BASELINES
 from scalebench.analysis.grouping import EXECUTIONS, strategy_rank
 from scalebench.analysis.laws import EFFICIENCY, Advice, Scaling, scaling_laws
 from scalebench.analysis.laws.render import LAWS, count_text, law_rows, title
@@ -26,7 +25,8 @@ from scalebench.analysis.time_to_target import times_to_target
 from scalebench.analysis.tuning import metric_of, tuned_cells, tuning_in_words
 from scalebench.analysis.verdicts import METRIC_MARGIN
 from scalebench.formatting import EMPTY
-from scalebench.report.comparison import BASELINES, Comparison
+from scalebench.report.comparison import Comparison
+from scalebench.study.choices import BASELINES, LIBRARY_BASELINES
 from scalebench.tables import Cell, Column, Measured, Table
 from scalebench.tables.table import (
     CHANGE,
@@ -221,7 +221,7 @@ def _law(one: Scaling, advice: Advice) -> Row:
 def _split(results: Results) -> Table:
     """Reductions against Horovod and DDP, split into the parts of engine and frequency."""
     compared = ratios(results)
-    own = compared[compared["baseline"].isin(SPLIT_BASELINES) & (compared["strategy"] != "serial")]
+    own = compared[compared["baseline"].isin(LIBRARY_BASELINES) & (compared["strategy"] != "serial")]
     rows = own[own["reduction"].notna()].to_dict("records")
     return Table.of(
         "Time saved against Horovod and DDP, in two parts",
@@ -232,7 +232,7 @@ def _split(results: Results) -> Table:
             Column("by the engine", fields("engine_part"), CHANGE, "(T(baseline) - T(allreduce)) / T(baseline)"),
             Column("by the frequency", fields("frequency_part"), CHANGE, "(T(allreduce) - T(strategy)) / T(baseline)"),
         ],
-        sorted(rows, key=lambda row: (SPLIT_BASELINES.index(row["baseline"]), *_place_order(row))),
+        sorted(rows, key=lambda row: (LIBRARY_BASELINES.index(row["baseline"]), *_place_order(row))),
         ["The two parts add up to what is saved over the runs that all three share."],
         name="split",
     )

@@ -9,4 +9,6 @@ EngineName = Literal[ChargedEngine, "tasks"]  # each is a file of comm/engines
 VIRTUAL = "virtual"  # engine of executions whose time is a price
 LauncherName = Literal["auto", "local", "mpirun", "srun", "torchrun", "horovodrun"]  # all but auto: comm/launchers
 Execution = Literal["native", "paced", "virtual", "modelled"]
-BASELINES = ("allreduce", "horovod", "ddp")  # strategies that average all gradients, with which others are compared
+LIBRARY_BASELINES = ("horovod", "ddp")  # whose libraries have engines of their own: a saving against them has two parts
+BASELINES = ("allreduce", *LIBRARY_BASELINES)  # strategies that average all gradients, with which others are compared
+PER_BATCH = ("serial", *BASELINES)

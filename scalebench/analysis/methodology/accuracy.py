@@ -6,10 +6,10 @@ import math
 from collections.abc import Iterator
 
 from scalebench.analysis.comparing import against
-from scalebench.analysis.grouping import PER_BATCH
 from scalebench.analysis.methodology import Evidence, Finding, finding, rule
 from scalebench.analysis.verdicts import METRIC_MARGIN, verdict_of_metric
 from scalebench.formatting import counted
+from scalebench.study.choices import PER_BATCH
 
 
 @rule("every completed run reports its accuracy, or R2")

@@ -6,11 +6,12 @@ from collections.abc import Iterator
 
 import pandas as pd
 
-from scalebench.analysis.grouping import PER_BATCH, chosen_strategies, listed
+from scalebench.analysis.grouping import chosen_strategies, listed
 from scalebench.analysis.loading import is_representative
 from scalebench.analysis.methodology import Evidence, Finding, Severity, finding, rule
 from scalebench.formatting import NOT_SHOWN, counted, percent, seconds, seconds_with_interval
 from scalebench.records.progress import group_of
+from scalebench.study.choices import LIBRARY_BASELINES, PER_BATCH
 
 _BEYOND_NOISE = 1.2  # efficiency that the noise of single runs does not reach
 
@@ -68,7 +69,7 @@ def reduction_base(evidence: Evidence) -> Iterator[Finding]:
 def weak_baseline(evidence: Evidence) -> Iterator[Finding]:
     """A reduction against a slow baseline overstates the effect of the synchronisation frequency."""
     table = evidence.ratios
-    table = table[(table["strategy"] == "allreduce") & table["baseline"].isin(("horovod", "ddp"))]
+    table = table[(table["strategy"] == "allreduce") & table["baseline"].isin(LIBRARY_BASELINES)]
     plain = table["label"] == "allreduce"  # with options it is a variant, and a baseline only where it ran alone
     alone = ~plain.groupby([table["execution"], table["engine"], table["workers"]]).transform("any").astype(bool)
     table = table[plain | alone]

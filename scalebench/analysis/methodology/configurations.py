@@ -7,11 +7,12 @@ from typing import Any
 
 import pandas as pd
 
-from scalebench.analysis.grouping import PER_BATCH, listed
+from scalebench.analysis.grouping import listed
 from scalebench.analysis.loading import conditions
 from scalebench.analysis.methodology import Evidence, Finding, finding, rule
 from scalebench.analysis.tuning import tuned_cells
 from scalebench.formatting import counted
+from scalebench.study.choices import PER_BATCH
 
 
 @rule("all runs share model, data, optimizer, learning rate, epochs and precision")
