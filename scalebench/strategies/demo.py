@@ -58,7 +58,7 @@ class DeMo(GradientAveraging):
 
     @property
     def traits(self) -> Traits:
-        return replace(super().traits, mean_over_global_batch=False)
+        return replace(super().traits, mean_over_global_batch=False, takes_signs=True)
 
     def check(self, setting: Setting) -> list[str]:
         optimizer = setting.training.optimizer
