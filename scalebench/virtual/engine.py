@@ -205,7 +205,7 @@ class Simulation:
         whole = self.mesh.parts == 1 and not self.strategy.traits.sharded  # models
         choice = choose(self.run, self.dataset, self.plan) if whole else Choice()
         if self.strategy.traits.takes_signs:  # gradients of several workers at once are rounded differently
-            choice = replace(choice, batched=False, reason="the strategy takes signs, which a rounding can turn")
+            choice = replace(choice, batched=False, reason="")
         batched = choice.batched and not drawn
         self._records = choice.records and not drawn
         if batched:
