@@ -58,7 +58,7 @@ class Traits:
     wire: str | None = None  # dtype that travels in place of the study's
     environment: Mapping[str, str] = field(default_factory=dict)  # variables that the engine reads at its start
     split_is_measured: bool = True  # native runs measure compute and communication separately
-    takes_signs: bool = False  # of what the workers computed: a sum in another order may turn a step round
+    takes_signs: bool = False  # of sums of gradients, so that a different rounding can change a step's direction
     final_weights: FinalWeights | None = None  # of each worker's training in the final model
 
     def __post_init__(self) -> None:

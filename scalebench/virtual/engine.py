@@ -204,7 +204,7 @@ class Simulation:
         """Compute the run; `drawn` are random generators that it is known to draw from."""
         whole = self.mesh.parts == 1 and not self.strategy.traits.sharded  # models
         choice = choose(self.run, self.dataset, self.plan) if whole else Choice()
-        if self.strategy.traits.takes_signs:  # gradients of several workers at once are rounded differently
+        if self.strategy.traits.takes_signs:  # batched gradients are rounded differently
             choice = replace(choice, batched=False, reason="")
         batched = choice.batched and not drawn
         self._records = choice.records and not drawn
