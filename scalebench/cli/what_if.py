@@ -49,7 +49,7 @@ vary_option = click.option(
 @click.option("--strategy", "strategies", multiple=True, metavar=STRATEGY, help="Repeatable.  [default: allreduce]")
 @click.option("--workers", type=click.IntRange(min=1), default=VARY_WORKERS, show_default=True)
 @vary_option
-@click.option("--figure", type=NEW_PICTURE, metavar="FILE.png", help="Draw it; further strategies in FILE-2.png, ...")
+@click.option("--figure", type=NEW_PICTURE, metavar="FILE.png", help="Draw it.")
 @click.option("--csv", "table", type=NEW_FILE, metavar="FILE", help="All cells.")
 @verbosity_options
 def what_if(
@@ -127,18 +127,18 @@ def show_variation(
     show_tables(form, *parts)
     if table is not None:
         _write(table, cell_rows(chosen, planes))
-    for number, (strategy, plane) in enumerate(zip(chosen, planes, strict=True), start=1):
-        if figure is not None:
-            path = figure if number == 1 else figure.with_stem(f"{figure.stem}-{number}")
-            _draw(path, predictor, strategy, plane, workers)
+    if figure is not None:
+        _draw(figure, predictor, {str(name): plane for name, plane in zip(chosen, planes, strict=True)}, workers)
 
 
-def _draw(path: Path, predictor: Predictor, strategy: Component, plane: Plane, workers: int) -> None:
+def _draw(path: Path, predictor: Predictor, planes: dict[str, Plane], workers: int) -> None:
     from scalebench.figures.what_if import draw_what_if
 
-    place = "" if any(axis.name == "workers" for axis in plane.axes) else f" at {workers:,} workers"
-    what = f"{predictor.training} by {strategy}{place}, where nothing else is said"
-    draw_what_if(path, plane, f"{what}; {predictor.platform.device.source}")
+    (one, *others), names = planes.values(), list(planes)
+    by = "" if others else f" by {names[0]}"
+    place = "" if any(axis.name == "workers" for axis in one.axes) else f" at {workers:,} workers"
+    what = f"{predictor.training}{by}{place}, where nothing else is said"
+    draw_what_if(path, planes, f"{what}; {predictor.platform.device.source}")
 
 
 def _answers(strategies: Sequence[Component], planes: Sequence[Plane]) -> Iterator[str]:

@@ -64,7 +64,7 @@ class WhatIf(StrictModel):
         place = "" if any(axis.name == "workers" for axis in plane.axes) else f" at {self.workers:,} workers"
         platform = self._platform()
         what = f"{self.model} by {self.strategy}{place} on {platform.cluster.name}; {platform.device.source}"
-        draw_what_if(path, plane, what)
+        draw_what_if(path, {str(self.strategy): plane}, what)
 
     def seen_from(self, paper: Path) -> WhatIf:
         """Return this with the files of its cluster and device found from the folder `paper`."""

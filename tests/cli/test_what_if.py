@@ -8,6 +8,7 @@ from click.testing import CliRunner
 
 from scalebench.cli.main import main
 from scalebench.errors import UsageError
+from scalebench.figures.drawing.canvas import Canvas
 
 BASE = ["predict", "resnet50", "--cluster", "ethernet-10g", "--step-time", "0.1", "--strategy", "allreduce"]
 
@@ -28,6 +29,26 @@ def test_plane_is_written_and_drawn(tmp_path):
     assert {"1.0", "100.0"} < {row["network_bandwidth_gbit_per_s"] for row in rows}
     assert {row["workers"] for row in rows} == {"4.0", "16.0"}
     assert figure.read_bytes().startswith(b"\x89PNG")
+
+
+@pytest.mark.parametrize(
+    ("axes", "panels"), [(["network-bandwidth=1..100:5"], 1), (["network-bandwidth=1..100:5", "workers=4,16"], 2)]
+)
+def test_strategies_share_one_figure(tmp_path, monkeypatch, axes, panels):
+    drawn = []
+    finish = Canvas.finish
+    monkeypatch.setattr(Canvas, "finish", lambda canvas: drawn.append(canvas) or finish(canvas))
+    varied = [word for axis in axes for word in ("--vary", axis)]
+    arguments = [*BASE, "--strategy", "local_sgd:steps=8", *varied, "--figure", str(tmp_path / "both.svg")]
+    CliRunner().invoke(main, arguments, standalone_mode=False, catch_exceptions=False)
+    assert [path.name for path in tmp_path.iterdir()] == ["both.svg"]
+    (canvas,) = drawn
+    assert len(canvas.shown) == panels
+    titles = [panel.ax.get_title(loc="left") for panel in canvas.shown]
+    if panels == 2:
+        assert titles == ["(a) allreduce", "(b) local_sgd(steps=8)"]
+    else:
+        assert len(canvas.shown[0].ax.lines) == 4, "for each strategy a line, and the crosses over it"
 
 
 def test_decision_between_links_is_one_command_with_an_interval():
