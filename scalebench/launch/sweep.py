@@ -125,6 +125,7 @@ def expand(study: Study, cluster: Cluster, allocation: Allocation | None = None,
     sweep = Sweep([])
     found = [cell for component in study.strategies for cell in _cells(study, component, allocation, sweep.notes)]
     cells = list({(cell.execution, cell.engine, str(cell.strategy), cell.workers): cell for cell in found}.values())
+    cells = _possible(study, cells, cluster, allocation, sweep.notes)
     sweep.notes += strategy_warnings(study, cells, cluster, allocation)
     if not cells:
         raise StudyError(f"nothing to run: {'; '.join(sweep.notes) or 'no strategy fits the worker counts'}")
@@ -161,6 +162,33 @@ def _cells(study: Study, component: Component, allocation: Allocation | None, no
     engine, held = native_points(study, component, counts, allocation or reachable(), notes) or ("", [])
     execution = "native" if study.execution == "auto" else study.execution
     return cells + [_Cell(execution, engine, component, workers) for workers in held]
+
+
+def _possible(
+    study: Study, cells: Sequence[_Cell], cluster: Cluster, allocation: Allocation | None, notes: list[str]
+) -> list[_Cell]:
+    """Return the cells at whose worker count the strategy works, and note the others.
+
+    Raises:
+        StudyError: a strategy works at none of its worker counts.
+    """
+    kept: list[_Cell] = []
+    refused: dict[str, dict[int, StudyError]] = {}
+    for cell in cells:
+        try:
+            strategy_warnings(study, [cell], cluster, allocation)
+        except StudyError as error:
+            refused.setdefault(str(cell.strategy), {}).setdefault(cell.workers, error)
+        else:
+            kept.append(cell)
+    for name, errors in refused.items():
+        first, *_ = errors.values()
+        if all(str(cell.strategy) != name for cell in kept):
+            raise first
+        notes.append(
+            f"{name} is left out at {', '.join(map(str, errors))} worker{'s' * (list(errors) != [1])}: {first}"
+        )
+    return kept
 
 
 def strategy_warnings(

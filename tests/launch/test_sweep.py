@@ -44,6 +44,16 @@ def test_serial_runs_once_at_one_worker():
     assert found == {("virtual", "virtual", "serial", 1), ("native", "mpi", "serial", 1)}
 
 
+def test_counts_at_which_a_strategy_cannot_work_are_left_out():
+    virtual = {"execution": "virtual", "cluster": "juwels-booster", "device_step_time": 1e-3}
+    found = sweep(workers="1..8", strategies=["allreduce", "gossip", "daso-fixed"], **virtual)
+    alone = {(name, n) for _, _, name, n in points(found.runs) if name != "allreduce"}
+    assert alone == {("gossip", 2), ("gossip", 4), ("gossip", 8), ("daso-fixed", 8)}
+    (note,) = [note for note in found.notes if note.startswith("gossip is left out at 1 worker: ")]
+    assert "start at 2 workers" in note
+    assert any(note.startswith("daso-fixed is left out at 1, 2, 4 workers: ") for note in found.notes)
+
+
 def test_order_is_random_within_each_repetition():
     runs = sweep(workers="1..64", execution="virtual", repetitions=3).runs
     assert [run.run_order for run in runs] == list(range(len(runs)))
