@@ -22,6 +22,8 @@ _SLURM_S = 10.0  # longest wait for an answer
 _UNKNOWN_TO_SLURM = (2.0**32 - 2, 2.0**64 - 2)  # its NO_VAL and NO_VAL64
 _SOURCES = ("rapl", "nvml", "slurm")
 
+Joules = dict[str, float | None]  # by source; None is a counter that could not be read
+
 
 class Counter:
     """Joules since `begin` by the counters that `read` returns, `per_joule` each; None is one that cannot be read.
@@ -162,12 +164,12 @@ class Meter:
         if self._rapl is not None:
             self._rapl.look()
 
-    def end(self) -> dict[str, float | None]:
-        """Return the joules of each counter, None if unknown."""
+    def end(self) -> Joules:
+        """Return the joules of each counter."""
         return {source: counter.joules() for source, counter in self._counters.items()}
 
 
-def total(readings: Sequence[Mapping[str, float | None]]) -> tuple[float, str] | None:
+def total(readings: Sequence[Joules]) -> tuple[float, str] | None:
     """Joules of a run and their source, from the readings of all workers; None if unknown.
 
     Without RAPL, the GPUs are counted alone; if no sum is complete, Slurm's is taken.

@@ -7,7 +7,8 @@ import platform
 import time
 from collections import Counter
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, cast
+from itertools import chain
+from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 import numpy as np
 import torch
@@ -16,7 +17,7 @@ from torch import Tensor
 from scalebench.cluster.load import load_cluster
 from scalebench.comm.base import Capability, Server, ServerRule, SharedState
 from scalebench.comm.control import Control
-from scalebench.comm.counters import SlowLinks
+from scalebench.comm.counters import EventLog, SlowLinks
 from scalebench.comm.engines import named
 from scalebench.comm.engines.base import Place
 from scalebench.comm.native import NativeCommunicator
@@ -25,7 +26,7 @@ from scalebench.data.plan import BatchPlan
 from scalebench.errors import ClusterError, DivergedError, EngineError
 from scalebench.native.clock_offsets import ClockOffset, clock_offsets
 from scalebench.native.cores import Cores
-from scalebench.native.energy import Meter, total
+from scalebench.native.energy import Joules, Meter, total
 from scalebench.native.heartbeat import Heartbeat, Phase
 from scalebench.native.job import Job
 from scalebench.native.laps import TracedClock, TracedPacedClock, align
@@ -114,27 +115,7 @@ class Session:
     ) -> Outcome | None:
         mesh = strategy.traits.mesh(self.run.workers)
         plan = BatchPlan.of(self.run, self.run.workers, self.run.seed, dataset, mesh.parts)
-        states: list[OneSidedState] = []
-        servers: list[RankServer] = []
-
-        def shared(initial: Tensor, host: int) -> SharedState:
-            from scalebench.comm.mpi import MpiCommunicator
-            from scalebench.comm.shared import OneSidedState
-
-            assert isinstance(comm, MpiCommunicator)
-            states.append(OneSidedState(comm, initial, host))
-            return states[-1]
-
-        def server(rule: ServerRule) -> Server:
-            from scalebench.comm.mpi import MpiCommunicator
-            from scalebench.comm.server import RankServer
-
-            assert isinstance(comm, MpiCommunicator)
-            assert self.served is not None
-            servers.append(RankServer(comm, cast("MPI.Comm", self.served), rule, getattr(torch, self.run.dtype)))
-            return servers[0]
-
-        opens = shared if Capability.SHARED_STATE in self.engine.provides else None
+        opened = _Opened(comm, self.served, getattr(torch, self.run.dtype))
         replica = Replica(
             self.run,
             dataset,
@@ -142,8 +123,8 @@ class Session:
             comm,
             clock,
             self.device,
-            opens,
-            server if self.served is not None else None,
+            opened.state if Capability.SHARED_STATE in self.engine.provides else None,
+            opened.server if self.served is not None else None,
             self.workers_per_node,
             mesh=mesh,
         )
@@ -151,10 +132,48 @@ class Session:
         initial = replica.initial if self.run.save_weights and self.mpi.rank == 0 else None
         if isinstance(clock, PacedClock) and mesh.parts == 1:
             clock.attach(replica.model, waits_in_backward=not strategy.traits.split_is_measured)
-        ends: list[float] = []
-        meter = self._meter()
-        before = Cores.now()
         offsets = clock_offsets(self.mpi) if self.nodes > 1 else None
+        try:
+            report, ends, energy = self._measure(replica, strategy, clock)
+        except DivergedError as error:
+            if not error.everywhere:
+                raise
+            return self._diverged(str(error), opened)
+        events = copy.deepcopy(comm.event_log)  # evaluation communicates too
+        self.heart.enter(Phase.EVALUATING)
+        began = time.perf_counter()
+        verdict = evaluate(replica, strategy, dataset)
+        eval_s = time.perf_counter() - began
+        others = self._elsewhere.share() if self._elsewhere is not None else None
+        report.peak_rss_mib, report.peak_device_mib = peak_memory(self.device)
+        told = self._close(opened)
+        shares = self.mpi.gather(_Share(report, verdict.evaluations, events, ends, others, energy))
+        if shares is None:
+            return None
+        self._save_weights(initial, verdict)
+        facts = self._facts(dataset, plan, parameters, shares)
+        waited = None
+        if strategy.traits.split_is_measured and self.nodes == 1:
+            waited = waits([share.events for share in shares], [meter for meter, _ in told])
+        _set_offsets(shares, offsets)
+        _set_waiting(shares, waited)
+        found = sorted(chain(*(share.evaluations for share in shares)), key=lambda each: (each.epoch, each.elapsed_s))
+        reports = [share.report for share in shares]
+        outcome = Outcome(self.run.run_id, "completed", "", reports, found, eval_s, facts)
+        if self.run.trace:
+            align(outcome, waited, [busy for _, busy in told] if self.nodes == 1 else (), offsets)
+        return outcome
+
+    def _measure(
+        self, replica: Replica, strategy: Strategy, clock: WallClock
+    ) -> tuple[WorkerReport, list[float], Joules]:
+        """Train: return the report of this worker, the ends of its epochs, and its node's or device's energy.
+
+        Raises:
+            DivergedError: the training became NaN or infinite.
+        """
+        ends: list[float] = []
+        meter, before = self._meter(), Cores.now()
 
         def on_begin() -> None:
             nonlocal before
@@ -167,49 +186,25 @@ class Session:
 
         self.heart.enter(Phase.TRAINING)
         replica.on_batch = self.heart.begin_batch
-        try:
-            report = train(
-                replica,
-                strategy,
-                warm=self.run.warmup_steps > 0,
-                measured_split=strategy.traits.split_is_measured,
-                on_begin=on_begin,
-                on_epoch=on_epoch,
-            )
-        except DivergedError as error:
-            if not error.everywhere:
-                raise
-            return self._diverged(str(error), states, servers)
+        report = train(
+            replica,
+            strategy,
+            warm=self.run.warmup_steps > 0,
+            measured_split=strategy.traits.split_is_measured,
+            on_begin=on_begin,
+            on_epoch=on_epoch,
+        )
         if isinstance(clock, TracedClock):
             report.laps = clock.laps
         report.paced_overrun = clock.overrun if isinstance(clock, PacedClock) else None
         _set_cores(report, before, Cores.now())
-        event_log = copy.deepcopy(comm.event_log)  # evaluation communicates too
         self.mpi.Barrier()  # the energy is that up to the last worker's end
-        energy = meter.end()
-        self.heart.enter(Phase.EVALUATING)
-        began = time.perf_counter()
-        verdict = evaluate(replica, strategy, dataset)
-        eval_s = time.perf_counter() - began
-        others = self._elsewhere.share() if self._elsewhere is not None else None
-        report.peak_rss_mib, report.peak_device_mib = peak_memory(self.device)
-        told = self._close(states, servers)
-        gathered = self.mpi.gather((report, verdict.evaluations, event_log, ends, others, energy))
-        if gathered is None:
-            return None
-        reports, evaluations, event_logs, epochs, loads, energies = zip(*gathered, strict=True)
-        meters, busy = zip(*told, strict=True) if told else ((), ())
-        _set_offsets(reports, offsets)
-        waited = waits(event_logs, meters) if strategy.traits.split_is_measured and self.nodes == 1 else None
-        _set_waiting(reports, waited, epochs)
-        if waited is not None:
-            for each, seconds in zip(reports, bubbles(event_logs), strict=True):
-                each.bubble_s = seconds
-        self._save_weights(initial, verdict)
-        found: list[Evaluation] = [item for share in evaluations for item in share]
-        found.sort(key=lambda evaluation: (evaluation.epoch, evaluation.elapsed_s))
-        energy_j, energy_source = total(energies) or (None, None)
-        facts = RunFacts.of(
+        return report, ends, meter.end()
+
+    def _facts(self, dataset: Dataset, plan: BatchPlan, parameters: int, shares: Sequence[_Share]) -> RunFacts:
+        """Return what is one for all workers of the run, from what each of them has told."""
+        energy_j, energy_source = total([share.energy for share in shares]) or (None, None)
+        return RunFacts.of(
             dataset,
             plan,
             parameters=parameters,
@@ -219,14 +214,10 @@ class Session:
             gpus=self.run.workers if self.device.type == "cuda" else None,
             launcher=self.job.launcher,
             binding=self.job.binding,
-            others_load=max((load for load in loads if load is not None), default=None),
+            others_load=max((share.others_load for share in shares if share.others_load is not None), default=None),
             energy_j=energy_j,
             energy_source=energy_source,
         )
-        outcome = Outcome(self.run.run_id, "completed", "", list(reports), found, eval_s, facts)
-        if self.run.trace:
-            align(outcome, waited, busy if self.nodes == 1 else (), offsets)
-        return outcome
 
     def _listen(self) -> BackgroundLoad | None:
         """Count on one worker per node what other programs take of its cores, until the end of the evaluation."""
@@ -240,21 +231,18 @@ class Session:
         gpu = gpu_name(self.device) if counts and self.device.type == "cuda" else None
         return Meter(first_on_node=counts and self.local_rank == 0, first=counts and self.mpi.rank == 0, gpu=gpu)
 
-    def _diverged(self, said: str, states: list[OneSidedState], servers: list[RankServer]) -> Outcome | None:
+    def _diverged(self, said: str, opened: _Opened) -> Outcome | None:
         """The outcome of a run in which all workers stopped together; the launch continues with the next run."""
-        self._close(states, servers)
+        self._close(opened)
         told = self.mpi.gather(said)
         if told is None:
             return None
         where = next((text for text in told if "training loss" in text), told[0])
         return Outcome(self.run.run_id, "diverged", where)
 
-    def _close(self, states: list[OneSidedState], servers: list[RankServer]) -> list[Any]:
+    def _close(self, opened: _Opened) -> list[Any]:
         """Close what the run shared; rank 0 gets the event log and laps of each server."""
-        for state in states:
-            state.close()
-        for opened in servers:
-            opened.close()
+        opened.close()
         self.heart.enter(Phase.REPORTING)
         told = self.served.gather(None) if self.served is not None else None
         return [said for said in told or () if said is not None]
@@ -291,15 +279,62 @@ class Session:
         return paced(_pace(self.run), synchronise, slowness_of(self.run, rank), jitter_of(self.run, rank))
 
 
-def _set_waiting(
-    reports: Sequence[WorkerReport], waited: Sequence[Waits] | None, epochs: Sequence[Sequence[float]]
-) -> None:
-    """Set the waiting times in `reports`, None if unknown; `epochs`: the times at which each worker's ended."""
-    for worker, report in enumerate(reports):
+class _Share(NamedTuple):
+    """What a worker tells rank 0 of a run: its report and evaluations, and what these are completed from."""
+
+    report: WorkerReport
+    evaluations: list[Evaluation]
+    events: EventLog
+    ends: list[float]
+    others_load: float | None
+    energy: Joules
+
+
+class _Opened:
+    """The states and servers that a run has opened on its ranks, `served`."""
+
+    def __init__(self, comm: NativeCommunicator, served: Control | None, dtype: torch.dtype) -> None:
+        self._comm, self._served, self._dtype = comm, served, dtype
+        self._kept: list[OneSidedState | RankServer] = []
+
+    def state(self, initial: Tensor, host: int) -> SharedState:
+        """Open a state that all ranks read and write, in the memory of the rank `host`."""
+        from scalebench.comm.mpi import MpiCommunicator
+        from scalebench.comm.shared import OneSidedState
+
+        assert isinstance(self._comm, MpiCommunicator)
+        state = OneSidedState(self._comm, initial, host)
+        self._kept.append(state)
+        return state
+
+    def server(self, rule: ServerRule) -> Server:
+        """Open the server that answers by `rule`."""
+        from scalebench.comm.mpi import MpiCommunicator
+        from scalebench.comm.server import RankServer
+
+        assert isinstance(self._comm, MpiCommunicator)
+        assert self._served is not None
+        server = RankServer(self._comm, cast("MPI.Comm", self._served), rule, self._dtype)
+        self._kept.append(server)
+        return server
+
+    def close(self) -> None:
+        """Close all of them."""
+        for each in self._kept:
+            each.close()
+
+
+def _set_waiting(shares: Sequence[_Share], waited: Sequence[Waits] | None) -> None:
+    """Set the waiting times, and the bubbles of pipelines, in the reports of `shares`; None if they are unknown."""
+    for worker, share in enumerate(shares):
+        report = share.report
         report.wait_s = float(np.diff(waited[worker]).sum()) if waited is not None else None
-        of_epochs = by_epoch(waited[worker], epochs[worker]) if waited is not None else [None] * len(report.epochs)
+        of_epochs = by_epoch(waited[worker], share.ends) if waited is not None else [None] * len(report.epochs)
         for epoch, seconds in zip(report.epochs, of_epochs, strict=True):
             epoch.wait_s = seconds
+    if waited is not None:
+        for share, seconds in zip(shares, bubbles([share.events for share in shares]), strict=True):
+            share.report.bubble_s = seconds
 
 
 def _set_cores(report: WorkerReport, before: Cores, after: Cores) -> None:
@@ -310,10 +345,10 @@ def _set_cores(report: WorkerReport, before: Cores, after: Cores) -> None:
     report.throttles = after.throttled_since(before)
 
 
-def _set_offsets(reports: Sequence[WorkerReport], offsets: Sequence[ClockOffset] | None) -> None:
-    """Set the clock offsets in `reports`; None are known where all workers have the clock of one node."""
-    for report, offset in zip(reports, offsets or (), strict=False):
-        report.clock_offset_s, report.clock_error_s = offset.wall_s, offset.error_s
+def _set_offsets(shares: Sequence[_Share], offsets: Sequence[ClockOffset] | None) -> None:
+    """Set the clock offsets in the reports; None are known where all workers have the clock of one node."""
+    for share, offset in zip(shares, offsets or (), strict=False):
+        share.report.clock_offset_s, share.report.clock_error_s = offset.wall_s, offset.error_s
 
 
 def _pace(run: Run) -> PacedStep | float:
