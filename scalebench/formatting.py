@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 EMPTY = "–"
-NOT_SHOWN = "not shown"
-NOT_SHOWN_MEANS = f"{NOT_SHOWN}: the interval is so wide that it leaves no digit of the number"
+BETWEEN = ".."  # between the bounds that stand in place of a number
+BETWEEN_MEANS = f"a{BETWEEN}b: the bounds of an interval so wide that it leaves no digit of the number"
 ROUGH = "~"  # before numbers
 ROUGH_MEANS = f"{ROUGH}: an interval wider than the number itself leaves its order of magnitude only"
 OVERSUBSCRIBED, DISTURBED = "×", "†"  # behind numbers of cells that are no baseline
@@ -73,11 +73,29 @@ def _unit(value: float) -> tuple[float, str]:
     return 1 / 3600, "h"
 
 
-def as_known(show: Callable[[float, int], str], value: float, low: float, high: float) -> str:
-    """Return what `show` makes of a number with the digits that its interval leaves: `1.23 s`, `~4 s`, `not shown`."""
+def seconds_as_known(value: float, low: float, high: float) -> str:
+    """Return seconds with the digits that their interval leaves: `1.23 s`, `~4 s`, or its bounds, `0.3..90 s`."""
     if not is_supported(value, low, high):
-        return NOT_SHOWN
-    return f"{ROUGH}{show(_one_digit(value), 1)}" if is_rough(value, low, high) else show(value, 3)
+        factor, unit = _unit(high)
+        return f"{bounds_alone(factor * low, factor * high)} {unit}"
+    return f"{ROUGH}{seconds(_one_digit(value), 1)}" if is_rough(value, low, high) else seconds(value)
+
+
+def digits_as_known(value: float, low: float, high: float, unit: str = "") -> str:
+    """Return a ratio with the digits that its interval leaves: `1.23`, `~4`, or its bounds, `0.3..90`."""
+    if not is_supported(value, low, high):
+        return f"{bounds_alone(low, high)}{unit}"
+    return f"{ROUGH}{digits(_one_digit(value), 1)}{unit}" if is_rough(value, low, high) else f"{digits(value)}{unit}"
+
+
+def bounds_alone(low: float, high: float) -> str:
+    """Return the bounds of a positive number, which stand in its place: `0.03..8`."""
+    return f"{digits(_one_digit(max(0.0, low)), 1)}{BETWEEN}{digits(_one_digit(high), 1)}"
+
+
+def reduction_bounds_alone(low: float, high: float) -> str:
+    """Return the bounds of a reduction, which stand in its place: `-520..+85 %`."""
+    return f"{percent(low).removesuffix(' %')}{BETWEEN}{percent(high)}"
 
 
 def _one_digit(value: float) -> float:
@@ -87,8 +105,8 @@ def _one_digit(value: float) -> float:
 def tell_marks(texts: Iterable[str]) -> list[str]:
     """Return what stands for numbers that an interval leaves little or nothing of, as far as it is in cells."""
     found = list(texts)
-    meanings = {ROUGH: ROUGH_MEANS, NOT_SHOWN: NOT_SHOWN_MEANS}
-    return [meaning for mark, meaning in meanings.items() if any(text.startswith(mark) for text in found)]
+    meanings = {ROUGH: ROUGH_MEANS, BETWEEN: BETWEEN_MEANS}
+    return [meaning for mark, meaning in meanings.items() if any(mark in text for text in found)]
 
 
 def seconds_with_interval(value: float, low: float, high: float) -> str:
@@ -98,7 +116,7 @@ def seconds_with_interval(value: float, low: float, high: float) -> str:
     """
     if math.isfinite(value) and math.isfinite(low) and high == math.inf:
         return f"{seconds(value)} [from {seconds(low)}]"
-    text, (factor, _) = as_known(seconds, value, low, high), _unit(value)
+    text, (factor, _) = seconds_as_known(value, low, high), _unit(value)
     return text + _bounds(text, low * factor, high * factor)
 
 
@@ -139,7 +157,7 @@ def deviation(log_ratio: float) -> str:
 def percent_with_interval(share: float, low: float, high: float) -> str:
     """Return a reduction with its interval, `+54 % [51, 57]`; only the share without an interval."""
     if not is_reduction_supported(share, low, high):
-        return NOT_SHOWN
+        return reduction_bounds_alone(low, high)
     if not is_interval(low, high):
         return percent(share)
     bounds = (percent(bound).removesuffix(" %").lstrip("+") for bound in (low, high))
@@ -160,13 +178,13 @@ def digits(value: float, significant: int = 3) -> str:
 
 def digits_with_interval(value: float, low: float, high: float) -> str:
     """Return a ratio with its interval, `1.30 [1.21, 1.40]`; only the value without an interval."""
-    text = as_known(digits, value, low, high)
+    text = digits_as_known(value, low, high)
     return text + _bounds(text, low, high)
 
 
 def _bounds(text: str, low: float, high: float) -> str:
     """Return the interval that stands behind the number `text`, with as many digits: ` [1.21, 1.40]`, or nothing."""
-    if text == NOT_SHOWN or not is_interval(low, high):
+    if BETWEEN in text or not is_interval(low, high):
         return ""
     if text.startswith(ROUGH):
         return f" [{digits(_one_digit(low), 1)}, {digits(_one_digit(high), 1)}]"
@@ -210,7 +228,7 @@ def time_of_cell_alone(cell: Mapping[Any, Any]) -> str:
     """Return the time of a cell with the digits that its interval leaves; all of them where the cell is marked."""
     if marks(cell):
         return seconds(cell["train_s"])
-    return as_known(seconds, cell["train_s"], cell["low_s"], cell["high_s"])
+    return seconds_as_known(cell["train_s"], cell["low_s"], cell["high_s"])
 
 
 def marks(cell: Mapping[Any, Any]) -> str:

@@ -7,14 +7,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from scalebench.formatting import (
-    NOT_SHOWN_MEANS,
+    BETWEEN_MEANS,
     ROUGH_MEANS,
-    as_known,
     digits_with_interval,
     natural,
     percent_with_interval,
     roughly,
-    seconds,
+    seconds_as_known,
     seconds_with_interval,
     tell_marks,
 )
@@ -45,25 +44,26 @@ def test_formatted_duration_is_within_a_quarter(seconds):
         (3.752, 3.6, 3.9, "3.75 s", "3.75 s [3.60, 3.90]"),
         (3.752, 0.7015, 20.07, "~4 s", "~4 s [0.7, 20]"),
         (0.0714, 0.02, 0.3, "~70 ms", "~70 ms [20, 300]"),
-        (3.752, 0.3, 40.0, "not shown", "not shown"),
-        (3.752, -1.0, 9.0, "not shown", "not shown"),
+        (3.752, 0.3, 40.0, "0.3..40 s", "0.3..40 s"),
+        (3.752, -1.0, 9.0, "0..9 s", "0..9 s"),
+        (0.02, 0.0004, 1.2, "0.0004..1 s", "0.0004..1 s"),
         (float("inf"), float("nan"), float("nan"), "never", "never"),
     ],
 )
 def test_time_has_the_digits_that_its_interval_leaves(value, low, high, known, with_interval):
-    assert as_known(seconds, value, low, high) == known
+    assert seconds_as_known(value, low, high) == known
     assert seconds_with_interval(value, low, high) == with_interval
 
 
 def test_ratio_has_the_digits_that_its_interval_leaves():
     assert digits_with_interval(1.3, 1.21, 1.4) == "1.30 [1.21, 1.40]"
     assert digits_with_interval(3.7, 1.0, 14.0) == "~4 [1, 10]"
-    assert percent_with_interval(0.5, -0.8, 0.9) == "not shown", "a reduction by a ratio of .1 to 1.8 has no digit"
+    assert percent_with_interval(0.5, -0.8, 0.9) == "-80..+90 %", "a reduction by a ratio of .1 to 1.8 has no digit"
 
 
 def test_marks_in_a_table_are_told():
     assert tell_marks(["1.23 s", "~4 s", "5.00 s"]) == [ROUGH_MEANS]
-    assert tell_marks(["not shown", "~4 s"]) == [ROUGH_MEANS, NOT_SHOWN_MEANS]
+    assert tell_marks(["0.3..40 s", "~4 s"]) == [ROUGH_MEANS, BETWEEN_MEANS]
     assert tell_marks(["1.23 s"]) == []
 
 

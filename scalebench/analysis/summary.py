@@ -19,7 +19,7 @@ from scalebench.analysis.quantities import STRATEGY, WORKERS_MARKED, Row, quanti
 from scalebench.analysis.rounds import timed, trained
 from scalebench.analysis.time_to_target import censor_mark
 from scalebench.analysis.tuning import tuning_in_words
-from scalebench.formatting import DISTURBED, NOT_SHOWN, OVERSUBSCRIBED, as_known, counted, seconds
+from scalebench.formatting import BETWEEN, DISTURBED, OVERSUBSCRIBED, counted, seconds, seconds_as_known
 from scalebench.records.progress import group_of
 from scalebench.study.choices import BASELINES
 from scalebench.study.spec import SIMULATED
@@ -103,8 +103,8 @@ def _counted_findings(results: Results) -> list[str]:
 
 def time_and_epochs(cell: Row) -> str:
     """Time and epochs to the target, `410 ms/3`; with a star where some runs, `never` where most did not reach it."""
-    time = as_known(seconds, *(cell[name] for name in ("time_to_target_s", "target_low_s", "target_high_s")))
-    if time == NOT_SHOWN:
+    time = seconds_as_known(*(cell[name] for name in ("time_to_target_s", "target_low_s", "target_high_s")))
+    if BETWEEN in time:
         return time
     epochs = cell["epochs_to_target"]
     mark = censor_mark(cell)

@@ -24,12 +24,13 @@ from scalebench.analysis.target_ratios import target_ratios
 from scalebench.analysis.time_to_target import CENSORED
 from scalebench.errors import UsageError
 from scalebench.formatting import (
-    NOT_SHOWN,
+    BETWEEN,
     counted,
     is_reduction_supported,
     marks,
     metric_word,
     percent,
+    reduction_bounds_alone,
     time_of_cell_alone,
 )
 from scalebench.study.choices import BASELINES
@@ -110,7 +111,7 @@ def _section(
 def _time(cell: dict[Hashable, Any]) -> Text:
     signs = marks(cell)
     text = time_of_cell_alone(cell)
-    return Text(f"{text}{signs}", style="" if text != NOT_SHOWN and not signs else "dim")
+    return Text(f"{text}{signs}", style="dim" if BETWEEN in text or signs else "")
 
 
 def _target(cell: dict[Hashable, Any]) -> Text:
@@ -119,10 +120,11 @@ def _target(cell: dict[Hashable, Any]) -> Text:
 
 
 def _saved(one: dict[Hashable, Any]) -> Text:
-    if not is_reduction_supported(*(one[f"reduction{end}"] for end in ("", "_low", "_high"))):
-        return Text(NOT_SHOWN, style="dim")
+    low, high = one["reduction_low"], one["reduction_high"]
+    if not is_reduction_supported(one["reduction"], low, high):
+        return Text(reduction_bounds_alone(low, high), style="dim")
     text = percent(one["reduction"])
-    if one["reduction_low"] > 0 or one["reduction_high"] < 0:
+    if low > 0 or high < 0:
         return Text(text, style="green" if one["reduction"] > 0 else "red")
-    exact = one["reduction_low"] == one["reduction_high"] == one["reduction"]
+    exact = low == high == one["reduction"]
     return Text(text if exact else f"({text})", style="dim")

@@ -15,8 +15,7 @@ from scalebench.analysis.intervals import NOTHING_VARIES
 from scalebench.analysis.native_check import NATIVE_ERROR
 from scalebench.analysis.verdicts import METRIC_VERDICTS, VERDICTS, Verdicts
 from scalebench.formatting import (
-    as_known,
-    digits,
+    digits_as_known,
     tell_marks,
 )
 from scalebench.records.progress import group_of
@@ -74,7 +73,7 @@ def _verdict(row: Row) -> Text:
 def comparison_notes(found: Verdicts) -> list[str]:
     """Notes below the table; the last line counts the verdicts."""
     ratios = found.table[["ratio", "ratio_low", "ratio_high"]].itertuples(index=False)
-    notes = tell_marks(as_known(digits, *own) for own in ratios)
+    notes = tell_marks(digits_as_known(*own) for own in ratios)
     if found.changed:
         notes.append(f"what changed: {', '.join(found.changed)}")
     notes += [f"differs and was ignored: {difference}" for difference in found.overridden]

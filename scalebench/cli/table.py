@@ -12,7 +12,7 @@ import rich_click as click
 
 from scalebench.cli.options import FILE, completed_study, results_argument, selection_of, selection_options
 from scalebench.errors import UsageError, nearest, writing
-from scalebench.formatting import DISTURBED, EMPTY, NOT_SHOWN, NOT_SHOWN_MEANS, OVERSUBSCRIBED
+from scalebench.formatting import BETWEEN, BETWEEN_MEANS, DISTURBED, EMPTY, OVERSUBSCRIBED
 from scalebench.tables import FORMATS, Cell, Column, Table, render
 
 if TYPE_CHECKING:
@@ -186,7 +186,7 @@ def _caption(study: Results, shown: pd.DataFrame, table: Table) -> str:
         *(f"{words[:1].upper()}{words[1:]}." for mark, words in CENSORED.items() if mark in signs),
         describe_marks(shown, OVERSUBSCRIBED, DISTURBED),
         f"{_VERDICT}." if f"{metric} vs allreduce" in names else "",
-        f"{NOT_SHOWN_MEANS}." if NOT_SHOWN in signs else "",
+        f"{BETWEEN_MEANS}." if BETWEEN in signs else "",
     ]
     return " ".join(sentence for sentence in sentences if sentence)
 

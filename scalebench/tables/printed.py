@@ -16,7 +16,7 @@ from dataclasses import dataclass, replace
 from itertools import takewhile
 from typing import Any
 
-from scalebench.formatting import EMPTY, NOT_SHOWN, in_cell, is_interval
+from scalebench.formatting import BETWEEN, EMPTY, bounds_alone, in_cell, is_interval, reduction_bounds_alone
 from scalebench.tables.latex import latex_lines, printed_width, to_latex
 from scalebench.tables.table import COUNT, Cell, Column, Form, Table
 
@@ -44,7 +44,13 @@ class Rounded:
     @property
     def is_number(self) -> bool:
         """Return False for words in place of a number, such as `never` or `1 of 3`, or a dash."""
-        return re.fullmatch(r"-?[\d.]+", self.value) is not None
+        return re.fullmatch(r"-?\d+(\.\d+)?", self.value) is not None
+
+    @property
+    def bounds(self) -> tuple[str, str]:
+        """Both bounds, also those that stand in place of the number; empty without an interval."""
+        low, between, high = self.value.partition(BETWEEN)
+        return (low, high) if between else (self.low, self.high)
 
     def sides(self) -> tuple[str, str]:
         """Distances from the value down to the lower and up to the upper bound."""
@@ -121,7 +127,9 @@ def rounded(cell: Cell, form: Form | None, factor: float) -> Rounded:
     if mark and not math.isfinite(value):
         return Rounded(mark)
     if not form.supported(value, low, high):
-        return Rounded(NOT_SHOWN)
+        if form.is_share:
+            return Rounded(reduction_bounds_alone(low, high).removesuffix(" %"))
+        return Rounded(bounds_alone(factor * low, factor * high))
     if high - low < _NARROWEST * (1.0 if form.is_share else abs(value)):
         low = high = math.nan
     found = round_to_interval(factor * value, factor * low, factor * high, form.decimals)
@@ -142,7 +150,7 @@ def as_markdown(table: Table, label: str = "") -> str:
 def as_csv(table: Table, label: str = "") -> str:
     """Return rounded numbers, each with its bounds, and its mark, in columns of their own where any row has some."""
     found = Print.of(table)
-    bounded = [any(row[place].low for row in found.cells) for place in range(len(found.heads))]
+    bounded = [any(row[place].bounds[0] for row in found.cells) for place in range(len(found.heads))]
     marked = [any(row[place].mark for row in found.cells) for place in range(len(found.heads))]
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
@@ -154,9 +162,9 @@ def as_csv(table: Table, label: str = "") -> str:
     for row in found.cells:
         cells: list[str] = []
         for number, has_bounds, has_marks in zip(row, bounded, marked, strict=True):
-            value = "" if number.value in (EMPTY, NOT_SHOWN) else number.value
+            value = "" if number.value == EMPTY or BETWEEN in number.value else number.value
             value = value if number.is_number else in_cell(value)
-            cells += [value, *([number.low, number.high] if has_bounds else [])]
+            cells += [value, *(number.bounds if has_bounds else ())]
             cells += [number.mark.strip()] if has_marks else []
         writer.writerow(cells)
     return text.getvalue()

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any, Generic, NamedTuple, TypeVar
 
 from scalebench.formatting import (
     EMPTY,
-    as_known,
     digits,
+    digits_as_known,
     digits_with_interval,
     is_reduction_supported,
     is_supported,
@@ -78,7 +78,7 @@ def _value(write: Callable[[float], str]) -> Callable[[float, float, float], str
 
 
 def _times(value: float, low: float, high: float) -> str:
-    return EMPTY if not math.isfinite(value) else as_known(lambda *of: f"{digits(*of)}x", value, low, high)
+    return EMPTY if not math.isfinite(value) else digits_as_known(value, low, high, "x")
 
 
 def _count(value: float) -> str:

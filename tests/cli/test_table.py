@@ -12,6 +12,7 @@ import pytest
 from scalebench.analysis import cells, load
 from scalebench.analysis.verdicts import compare_strategies
 from scalebench.cli.table import table_of
+from scalebench.formatting import BETWEEN, BETWEEN_MEANS
 from scalebench.records.store import Store
 from tests.analysis.conftest import study  # noqa: F401
 from tests.analysis.test_time_to_target import cell
@@ -191,18 +192,19 @@ def noisy(tmp_path):
 SPLIT_UNKNOWN = dict.fromkeys(("compute_s", "comm_s", "wait_s", "data_s", "other_s"))
 
 
-def test_number_that_nothing_supports_is_not_shown(tmp_path, invoke):
+def test_bounds_stand_in_place_of_a_number_that_nothing_supports(tmp_path, invoke):
     folder = noisy(tmp_path)
     words = "--execution native --strategy epoch_average --columns time,vs-allreduce,metric"
     latex = invoke("table", folder, "--style", "latex", *words.split())
-    assert r"epoch\_average & 2 & not shown & not shown & $0.9" in latex
-    assert "not shown: the interval is so wide that it leaves no digit of the number." in " ".join(latex.split())
+    assert r"epoch\_average & 2 & 0.1..100 & -7957..+89 & $0.9" in latex
+    assert f"{BETWEEN_MEANS}." in " ".join(latex.split())
     (row,) = csv.DictReader(io.StringIO(invoke("table", folder, "--style", "csv", *words.split())))
-    assert (row["Time (s)"], row["vs allreduce (%)"]) == ("", "")
+    assert (row["Time (s)"], row["Time (s) low"], row["Time (s) high"]) == ("", "0.1", "100")
+    assert (row["vs allreduce (%)"], row["vs allreduce (%) low"]) == ("", "-7957")
 
 
-def test_steady_study_has_no_footnote_on_what_is_not_shown(folder, invoke):
-    assert "not shown" not in invoke("table", folder, "--columns", "time,vs-allreduce")
+def test_steady_study_has_no_footnote_on_bounds_that_stand_alone(folder, invoke):
+    assert BETWEEN not in invoke("table", folder, "--columns", "time,vs-allreduce")
 
 
 def test_table_has_the_verdict_of_compare_on_the_metric(folder, invoke):

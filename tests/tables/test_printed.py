@@ -6,12 +6,15 @@ import csv
 import io
 import json
 import math
+from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from scalebench import tables
 from scalebench.tables import FORMATS, Column, Measured, Table, render
+from scalebench.tables.latex import to_latex
 from scalebench.tables.printed import Print, Rounded, round_to_interval
 from scalebench.tables.table import COUNT, SAVED, TIME, fields, text
 
@@ -83,10 +86,10 @@ def test_bounds_that_rounding_alone_tells_apart_are_not_printed():
 
 
 def test_a_column_has_one_unit_in_print_and_each_number_its_own_on_a_screen():
-    assert [str(row[2].text) for row in TABLE.rows] == ["250 ms [200, 300]", "never", "not shown"]
+    assert [str(row[2].text) for row in TABLE.rows] == ["250 ms [200, 300]", "never", "0.1..60 s"]
     found = Print.of(TABLE)
     assert found.heads == ("Strategy", "Workers", "Time (s)", "Saved (%)")
-    assert [row[2].in_brackets() for row in found.cells] == ["0.25 [0.20, 0.30]", "never", "not shown"]
+    assert [row[2].in_brackets() for row in found.cells] == ["0.25 [0.20, 0.30]", "never", "0.1..60"]
     assert [row[3].in_brackets() for row in found.cells] == ["50.0", "–", "-3.0"]
 
 
@@ -96,7 +99,7 @@ def test_markdown_has_title_and_notes_below():
         "| --- | ---: | ---: | ---: |",
         "| a\\|b | 1 | 0.25 [0.20, 0.30] | 50.0 |",
         "| a\\|b | 64 | never | – |",
-        "| =c | 64 | not shown | -3.0 |",
+        "| =c | 64 | 0.1..60 | -3.0 |",
         "",
         "Times of two. a note.",
     ]
@@ -106,7 +109,7 @@ def test_csv_has_bounds_in_columns_and_no_formulas():
     rows = list(csv.DictReader(io.StringIO(render(TABLE, "csv"))))
     assert [row["Strategy"] for row in rows] == ["a|b", "a|b", "'=c"]
     assert [row["Time (s)"] for row in rows] == ["0.25", "never", ""]
-    assert [row["Time (s) low"] for row in rows] == ["0.20", "", ""]
+    assert [row["Time (s) low"] for row in rows] == ["0.20", "", "0.1"]
 
 
 def test_json_is_unrounded_in_si_units():
@@ -136,3 +139,12 @@ def test_a_mark_stands_behind_a_number_and_in_place_of_infinity():
     table = Table.of("", [Column("time", lambda row: row, TIME)], rows)
     assert [str(row[0].text) for row in table.rows] == ["1.00 s*", "1 of 3"]
     assert [row[0].in_brackets() for row in Print.of(table).cells] == ["1.00*", "1 of 3"]
+
+
+def test_every_character_of_our_texts_has_a_form_in_latex():
+    """Box drawing is of terminals; the module of LaTeX names what it translates."""
+    package = Path(tables.__file__).parents[1]
+    ours = {each for file in package.rglob("*.py") if file.name != "latex.py" for each in file.read_text("utf-8")}
+    unknown = {each for each in ours - {"─"} if "U+" in to_latex(each)}
+    assert {"†", "µ", "×"} < ours
+    assert not unknown

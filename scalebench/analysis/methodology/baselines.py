@@ -9,7 +9,7 @@ import pandas as pd
 from scalebench.analysis.grouping import chosen_strategies, listed
 from scalebench.analysis.loading import is_representative
 from scalebench.analysis.methodology import Evidence, Finding, Severity, finding, rule
-from scalebench.formatting import NOT_SHOWN, counted, percent, seconds, seconds_with_interval
+from scalebench.formatting import counted, percent, seconds_with_interval
 from scalebench.records.progress import group_of
 from scalebench.study.choices import LIBRARY_BASELINES, PER_BATCH
 
@@ -30,7 +30,6 @@ def speedup_base(evidence: Evidence) -> Iterator[Finding]:
     fair = (known["strategy"] == "serial") & is_representative(known)
     for base in known[fair].to_dict("records"):
         time = seconds_with_interval(base["train_s"], base["low_s"], base["high_s"])
-        time = time if time != NOT_SHOWN else f"about {seconds(base['train_s'], 1)}"
         kind = group_of(str(base["execution"]), str(base["engine"]))
         yield finding(
             "note",
