@@ -68,6 +68,7 @@ def changed_packages(provenance: Iterable[dict[str, Any]], hashes: Sequence[str]
     return {name: list(dict.fromkeys(found)) for name, found in versions.items() if len(set(found)) > 1}
 
 
+@cached
 def calibration_of(results: Results) -> str:
     """Checksum of the calibration that charged virtual runs; empty without one."""
     given = results.study.get("calibration")

@@ -222,6 +222,7 @@ _OF_AN_ENGINE = {"horovod": 1.0, "gloo": -1.4, "nccl": -1.4}
 _OF_STEPS_ALONE = {"horovod": -0.11, "gloo": -0.32, "nccl": -0.32}  # of these where their costs are of a quiet hour
 
 
+@cached
 def error_of_times(results: Results) -> VirtualError | None:
     """Errors that intervals of the study's virtual times hold: against native times, else of a disturbed calibration.
 
