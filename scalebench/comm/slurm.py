@@ -11,6 +11,7 @@ from functools import cache
 _LIMIT_S = 30.0
 _ANSWER_S = 10.0
 _PLUGIN = re.compile(r"\bpmix(?:_v\d+)?\b")
+_HAS_PROCESSES = {"RUNNING", "SUSPENDED", "COMPLETING", "CONFIGURING", "STOPPED", "SIGNALING", "RESIZING", "STAGE_OUT"}
 _SLOTS = re.compile(r"(\d+)(?:\(x(\d+)\))?")
 
 
@@ -36,16 +37,42 @@ def _names_pmix(srun: str, _: str) -> bool:
 
 def job_is_ending() -> bool:
     """Return True if the job of this process is ending or has ended, by its state in Slurm; False if unknown."""
-    squeue = shutil.which("squeue")
-    if not in_job() or squeue is None:
+    if not in_job():
         return False
-    command = [squeue, "--noheader", "--format=%T", f"--jobs={os.environ['SLURM_JOB_ID']}"]
+    states = _states(os.environ["SLURM_JOB_ID"]) or set()
+    return bool(states) and not states & {"RUNNING", "SUSPENDED"}
+
+
+def this_start() -> tuple[str, int]:
+    """Return the job of this process, empty outside of one, and how often Slurm has started it again."""
+    return os.environ.get("SLURM_JOB_ID", ""), int(os.environ.get("SLURM_RESTART_COUNT", 0))
+
+
+def has_ended(job: str, restarts: int) -> bool:
+    """Return True if the start of `job` that followed on `restarts` others has no processes; False if unknown.
+
+    Slurm starts a job again, or lists it as ended, once its processes have ended or their node is down.
+    """
+    here, restarts_here = this_start()
+    if job == here:
+        return restarts < restarts_here
+    states = _states(job, "--states=all")
+    return states is not None and not states & _HAS_PROCESSES
+
+
+def _states(job: str, *options: str) -> set[str] | None:
+    """Return the states of a job, or of the tasks of an array, by squeue; empty if Slurm forgot it, None if unknown."""
+    squeue = shutil.which("squeue")
+    if squeue is None:
+        return None
+    command = [squeue, "--noheader", "--format=%T", f"--jobs={job}", *options]
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=_ANSWER_S, check=False)
     except (OSError, subprocess.SubprocessError):
-        return False
-    states = done.stdout.split()
-    return bool(states) and not set(states) & {"RUNNING", "SUSPENDED"}
+        return None
+    if done.returncode != 0 and "Invalid job id" not in done.stderr:
+        return None
+    return set(done.stdout.split())
 
 
 def cpus_here() -> int:

@@ -13,12 +13,14 @@ from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 
+from scalebench.comm import slurm
 from scalebench.errors import ResultsError, writing
 from scalebench.system.atomic_write import descriptor_of_own
 from scalebench.system.bounded_read import read_text
 
 FILE = "lock"
 _POLL_S = 0.2
+_POLL_ELSEWHERE_S = 10.0  # where each look may ask Slurm
 
 
 class LockedError(ResultsError):
@@ -31,30 +33,43 @@ class LockedError(ResultsError):
 
 @dataclass(frozen=True)
 class Owner:
-    """The process that writes a study; `born` distinguishes it from a later process of the same number."""
+    """The process that writes a study; `born` distinguishes it from a later process of the same number.
+
+    `job` and `restarts` are those of Slurm, which knows whether a process on another host may be there still.
+    """
 
     host: str
     pid: int
     born: str
     since_utc: str
+    job: str = ""
+    restarts: int = 0
 
     @classmethod
     def this_process(cls) -> Owner:
         now = datetime.now(UTC).isoformat(timespec="seconds")
-        return cls(platform.node(), os.getpid(), _born(os.getpid()), now)
+        return cls(platform.node(), os.getpid(), _born(os.getpid()), now, *slurm.this_start())
+
+    @property
+    def is_here(self) -> bool:
+        """True if it runs, or ran, on this host."""
+        return self.host == platform.node()
 
     @property
     def may_live(self) -> bool:
-        """False if it ran on this host and has ended; True on other hosts, whose processes are not visible."""
-        return self.host != platform.node() or _born(self.pid) == self.born != ""
+        """False if it ran on this host, or elsewhere in a job of Slurm, and has ended; else True."""
+        if self.is_here:
+            return _born(self.pid) == self.born != ""
+        return not (self.job and slurm.has_ended(self.job, self.restarts))
 
     def __str__(self) -> str:
-        return f"process {self.pid} on {self.host}, since {self.since_utc}"
+        job = f" in job {self.job}" if self.job else ""
+        return f"process {self.pid} on {self.host}{job}, since {self.since_utc}"
 
 
 @contextmanager
 def folder_lock(folder: Path, waits_for: Callable[[str], None] | None = None) -> Iterator[None]:
-    """Hold `folder`, created if missing. A lock whose owner has ended on this host is taken over.
+    """Hold `folder`, created if missing. A lock whose owner has ended, on this host or with its job, is taken over.
 
     The file system's own lock (flock) is held too, where available: it ends with its process in any case. With
     `waits_for` the folder is held after its holder, with which that is called once.
@@ -72,7 +87,7 @@ def folder_lock(folder: Path, waits_for: Callable[[str], None] | None = None) ->
             if not waits:
                 waits_for(str(error.owner or "another command"))
             waits = True
-            time.sleep(_POLL_S)
+            time.sleep(_POLL_S if error.owner is None or error.owner.is_here else _POLL_ELSEWHERE_S)
     try:
         yield
     finally:
@@ -138,7 +153,7 @@ def _read(path: Path) -> Owner | None:
 
 def _refusal(path: Path, owner: Owner | None) -> str:
     who = str(owner) if owner else "another command"
-    if owner is not None and owner.host != platform.node():
+    if owner is not None and not owner.is_here:
         return f"{path.parent} is being written by {who}; if that command has ended, delete {path} and try again"
     return f"{path.parent} is being written by {who}; wait for it, or choose another folder with --output or --name"
 

@@ -81,6 +81,57 @@ def test_of_another_host_nothing_is_known_and_the_way_out_is_said(tmp_path, writ
     assert (tmp_path / FILE).exists()
 
 
+@pytest.fixture
+def squeue(tmp_path, monkeypatch):
+    """Slurm whose squeue does what is given, outside of a job."""
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    for name in ("SLURM_JOB_ID", "SLURM_RESTART_COUNT"):
+        monkeypatch.delenv(name, raising=False)
+
+    def does(body):
+        (tmp_path / "squeue").write_text(f"#!/bin/sh\n{body}\n")
+        (tmp_path / "squeue").chmod(0o755)
+
+    return does
+
+
+@pytest.mark.parametrize(
+    ("body", "may_live"),
+    [
+        ("echo RUNNING", True),
+        ("echo COMPLETING", True),
+        ("echo NODE_FAIL", False),
+        ("echo CANCELLED", False),
+        ("echo PENDING", False),  # queued again
+        ("echo slurm_load_jobs error: Invalid job id specified >&2; exit 1", False),
+        ("echo slurm_load_jobs error: Unable to contact slurm controller >&2; exit 1", True),
+    ],
+)
+def test_a_lock_of_a_job_elsewhere_is_taken_over_once_slurm_says_that_it_ended(
+    tmp_path, write_lock, squeue, body, may_live
+):
+    write_lock(host="node7", pid=1, job="17", restarts=0)
+    squeue(body)
+    assert (owner_of(tmp_path) is not None) == may_live
+    if may_live:
+        with pytest.raises(ResultsError, match=r"process 1 on node7 in job 17"), folder_lock(tmp_path):
+            pass
+    else:
+        with folder_lock(tmp_path):
+            pass
+
+
+def test_a_job_that_is_started_again_takes_over_the_lock_of_its_first_start(tmp_path, write_lock, squeue, monkeypatch):
+    squeue("echo RUNNING")
+    write_lock(host="node7", pid=1, job="17", restarts=0)
+    monkeypatch.setenv("SLURM_JOB_ID", "17")
+    assert owner_of(tmp_path) is not None, "another command in the same start of the job"
+    monkeypatch.setenv("SLURM_RESTART_COUNT", "1")
+    with folder_lock(tmp_path):
+        held = json.loads((tmp_path / FILE).read_text())
+    assert (held["job"], held["restarts"]) == ("17", 1)
+
+
 @pytest.mark.parametrize("text", ["", "{", "[]", "7", '{"host": 1}', "\x00\xff"])
 def test_a_torn_lock_holds_nobody(tmp_path, text):
     (tmp_path / FILE).write_text(text)
