@@ -76,6 +76,7 @@ class Scheduler(Protocol):
     workplace: str  # variable of the folder from which a job was submitted
     index: str  # variable of the number of a task of an array
     warns: bool  # it sends SIGUSR1 to the script before the limit
+    forgotten: str  # in its client's error message: it no longer knows a job
     again: str  # line of shell that queues what is left again, {again} of the job; empty: it does so by the exit code
 
     def directives(self, job: BatchJob) -> list[str]:
@@ -173,9 +174,16 @@ def ask(scheduler: Scheduler, jobs: Sequence[str]) -> Mapping[str, JobState]:
     """Return the states of `jobs` by one query; jobs that the scheduler no longer knows are missing.
 
     Raises:
-        SchedulerError: it is not here, or does not answer in time.
+        SchedulerError: it is not here, does not answer in time, or cannot answer; in its own words.
     """
-    return scheduler.states(call(scheduler.query(jobs)).stdout) if jobs else {}
+    if not jobs:
+        return {}
+    command = scheduler.query(jobs)
+    done = call(command)
+    said = " ".join(done.stderr.split())
+    if done.returncode != 0 and said and scheduler.forgotten not in said:
+        raise SchedulerError(f"{command[0]} failed: {said}; try again later")
+    return scheduler.states(done.stdout)
 
 
 def clock(seconds: int) -> str:

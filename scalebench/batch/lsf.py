@@ -18,6 +18,7 @@ class Lsf:
     name, submits = "lsf", "bsub"
     workplace, index = "LS_SUBCWD", "LSB_JOBINDEX"
     warns = False
+    forgotten = "is not found"
     again = ""
 
     def directives(self, job: BatchJob) -> list[str]:

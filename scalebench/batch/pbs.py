@@ -17,6 +17,7 @@ class Pbs:
     name, submits = "pbs", "qsub"
     workplace, index = "PBS_O_WORKDIR", "PBS_ARRAY_INDEX"
     warns = False
+    forgotten = "Unknown Job Id"
     again = "{again}"
 
     def directives(self, job: BatchJob) -> list[str]:

@@ -19,6 +19,7 @@ class Slurm:
     name, submits = "slurm", "sbatch"
     workplace, index = "SLURM_SUBMIT_DIR", "SLURM_ARRAY_TASK_ID"
     warns = True
+    forgotten = "Invalid job id"
     again = 'scontrol requeue "$SLURM_JOB_ID"'
 
     def directives(self, job: BatchJob) -> list[str]:

@@ -179,6 +179,16 @@ def test_a_scheduler_that_does_not_answer_is_given_up(clients, monkeypatch):
         ask(Slurm(), ["1"])
 
 
+@pytest.mark.parametrize("scheduler", SCHEDULERS.values(), ids=list(SCHEDULERS))
+def test_a_failed_query_says_nothing_of_the_jobs_unless_they_are_forgotten(clients, scheduler):
+    client = scheduler.query(["17"])[0]
+    clients.write(client, "echo cannot reach the controller >&2; exit 1")
+    with pytest.raises(SchedulerError, match=f"{client} failed: cannot reach the controller; try again later"):
+        ask(scheduler, ["17"])
+    clients.write(client, f'echo "error: 17 {scheduler.forgotten}" >&2; exit 1')
+    assert ask(scheduler, ["17"]) == {}
+
+
 def test_no_scheduler_is_one_line(monkeypatch, tmp_path):
     monkeypatch.setenv("PATH", str(tmp_path))
     with pytest.raises(SchedulerError, match=r"no scheduler here: none of sbatch, qsub, bsub is on PATH"):

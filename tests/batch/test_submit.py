@@ -97,6 +97,17 @@ def test_a_shard_whose_job_ended_with_runs_left_is_stopped(clients, place, capsy
     assert (shard["state"], shard["why"]) == (state, why)
 
 
+def test_while_the_controller_is_down_nothing_is_submitted_again(clients, place, capsys):
+    submitted()
+    clients.write("squeue", "echo slurm_load_jobs error: Unable to contact slurm controller >&2; exit 1")
+    capsys.readouterr()
+    assert scalebench("status", "results/mine", "--json") == 0
+    assert facts_of(capsys.readouterr().out)[1]["state"] == "unknown"
+    assert scalebench("submit", "results/mine") == 2
+    assert "Unable to contact slurm controller" in capsys.readouterr().err
+    assert len(clients.calls("sbatch")) == 3
+
+
 def test_tasks_of_an_array_have_states_of_their_own(clients, place, capsys):
     submitted("--array")
     clients.answer("11_1|RUNNING|2026-11-26T08:00:00|None", "11_[2%1]|PENDING|N/A|JobArrayTaskLimit")
