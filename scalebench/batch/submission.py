@@ -5,7 +5,8 @@ from __future__ import annotations
 import json
 import shlex
 import sys
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from hashlib import sha256
@@ -23,6 +24,7 @@ from scalebench.launch.hosts import Allocation
 from scalebench.launch.planning import StudyPlan, plan_study
 from scalebench.records import builds
 from scalebench.records.folder import JOBS, STUDY, SUBMISSION, is_submitted
+from scalebench.records.lock import folder_lock
 from scalebench.records.progress import Planned, group_of, keep_planned
 from scalebench.records.store import Store
 from scalebench.records.study_file import keep_study, require_same
@@ -113,6 +115,13 @@ def keep_submission(folder: Path, submission: Submission) -> None:
     with writing(path):
         path.parent.mkdir(parents=True, exist_ok=True)
         write_atomic(path, json.dumps(submission.model_dump(mode="json"), indent=1) + "\n")
+
+
+@contextmanager
+def submitting(folder: Path, say: Callable[[str], None]) -> Iterator[None]:
+    """Hold the record of what was submitted: of two commands at a time, the second sees the jobs of the first."""
+    with folder_lock(folder / JOBS, waits_for=lambda owner: say(f"waiting for {owner}, which submits {folder}/")):
+        yield
 
 
 def study_digest(folder: Path) -> str:

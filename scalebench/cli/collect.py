@@ -46,10 +46,11 @@ def _submitted_again(folder: Path) -> bool:
     from scalebench.batch.schedulers import SCHEDULERS
     from scalebench.batch.site import site_for
     from scalebench.batch.standing import standings, under_way
-    from scalebench.batch.submission import Submitter, read_submission
+    from scalebench.batch.submission import Submitter, read_submission, submitting
 
-    submission = read_submission(folder)
-    jobs = under_way(submission, standings(folder, submission, poll_s=0.0))
-    submitter = Submitter(folder, SCHEDULERS[submission.scheduler], site_for(Path())[0], submission)
-    submitter.submit([], collects=True, say=click.echo, under_way=jobs)
+    with submitting(folder, click.echo):
+        submission = read_submission(folder)
+        jobs = under_way(submission, standings(folder, submission, poll_s=0.0))
+        submitter = Submitter(folder, SCHEDULERS[submission.scheduler], site_for(Path())[0], submission)
+        submitter.submit([], collects=True, say=click.echo, under_way=jobs)
     return bool(jobs)

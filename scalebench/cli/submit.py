@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -14,6 +15,7 @@ from scalebench.errors import UsageError
 if TYPE_CHECKING:
     from scalebench.batch.job import Scheduler
     from scalebench.batch.site import Site
+    from scalebench.batch.submission import Submission
     from scalebench.study.spec import Study
 
 _KEYS = [
@@ -120,6 +122,22 @@ def again(
     dry_run: bool = False,
 ) -> None:
     """Submit shards of the study in `folder` again: those named, those with failed runs, or all without a job."""
+    from scalebench.batch.submission import submitting
+
+    with nullcontext() if dry_run else submitting(folder, click.echo):
+        _submit_what_is_left(folder, scheduler, site, numbers, retry=retry, collects=collects, dry_run=dry_run)
+
+
+def _submit_what_is_left(
+    folder: Path,
+    scheduler: Scheduler,
+    site: Site,
+    numbers: tuple[int, ...],
+    *,
+    retry: bool,
+    collects: bool,
+    dry_run: bool,
+) -> None:
     from scalebench.batch.standing import standings, under_way
     from scalebench.batch.submission import Submitter, read_submission
 
@@ -156,7 +174,7 @@ def _submit_study(
 ) -> None:
     from scalebench.batch.resources import allocation_for, choose_launcher, limits_of
     from scalebench.batch.shards import divide
-    from scalebench.batch.submission import Submission, Submitter, begin, made_by
+    from scalebench.batch.submission import Submission, Submitter, begin, made_by, submitting
     from scalebench.formatting import Detail
     from scalebench.launch.model_check import fits_unseen, look_at_model
     from scalebench.launch.planning import plan_study
@@ -183,19 +201,23 @@ def _submit_study(
         if not isinstance(note, Detail) or verbosity() > 0:
             click.echo(f"note: {note}", err=True)
     folder = output / plan.study.name
-    if not dry_run:
-        submission = begin(folder, plan, submission)
-    if submission.jobs:
-        again(folder, scheduler, site, collects=collects)
-        return
-    submitter = Submitter(folder, scheduler, site, submission)
-    numbers = [shard.number for shard in submission.shards]
-    jobs = submitter.jobs(numbers, array=asked["array"], at_once=asked["limit"] or 0)
+    division = {"array": asked["array"], "at_once": asked["limit"] or 0}
     if dry_run:
-        _show(submitter, [job for _, job in jobs], collects)
+        submitter = Submitter(folder, scheduler, site, submission)
+        _show(submitter, [job for _, job in submitter.jobs(_numbers(submission), **division)], collects)
         return
-    submitter.submit(jobs, collects=collects, say=click.echo)
-    click.echo(f"scripts and output in {folder}/jobs/; next: scalebench status {folder}")
+    with submitting(folder, click.echo):
+        submission = begin(folder, plan, submission)
+        if not submission.jobs:
+            submitter = Submitter(folder, scheduler, site, submission)
+            submitter.submit(submitter.jobs(_numbers(submission), **division), collects=collects, say=click.echo)
+            click.echo(f"scripts and output in {folder}/jobs/; next: scalebench status {folder}")
+            return
+    again(folder, scheduler, site, collects=collects)
+
+
+def _numbers(submission: Submission) -> list[int]:
+    return [shard.number for shard in submission.shards]
 
 
 def _show(submitter: Any, jobs: Any, collects: bool) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import subprocess
 import time
 from pathlib import Path
 
@@ -147,6 +148,18 @@ def test_shards_in_the_queue_are_not_submitted_again_and_edited_scripts_are_kept
     assert edited.read_text() == "#!/bin/bash\n# mine\n"
     assert "--dependency=afterany:14:11" in clients.calls("sbatch")[-1]
     assert scalebench("submit", "study.yaml", "--time", "01:00:00") == 0, "the same study: as with its folder"
+
+
+def test_of_two_commands_at_a_time_the_second_sees_the_jobs_of_the_first(clients, place):
+    submitted()
+    clients.write("sbatch", 'sleep 0.5; n=$(($(cat N) + 1)); echo $n > N; echo "sbatch $*" >> calls; echo $n')
+    clients.write("squeue", 'for job in 14 15; do [ $job -gt $(cat N) ] || echo "$job|PENDING|N/A|Resources"; done')
+    both = [
+        subprocess.Popen(["scalebench", "submit", "results/mine"], stdout=subprocess.PIPE, text=True) for _ in range(2)
+    ]
+    printed = "".join(process.communicate(timeout=120)[0] for process in both)
+    assert "nothing to submit" in printed
+    assert [job.job for job in read_submission(RESULTS).jobs] == ["11", "12", "13", "14", "15", "16"]
 
 
 def test_a_refused_job_is_one_line_and_those_before_it_are_known(clients, place, capsys):
