@@ -9,7 +9,7 @@ import time
 from collections.abc import Mapping
 from pathlib import Path
 
-from tests.hosts.machines import CORES, Hosts, until
+from tests.hosts.machines import CORES, Host, Hosts, until
 
 PROGRAMS = ("slurmctld", "slurmd", "sbatch", "munged")
 GPUS = 2  # of each host: Slurm counts them, and there are none
@@ -69,10 +69,10 @@ class Slurm:
             os.mknod(self.folder / f"gpu{number}", stat.S_IFCHR, os.makedev(_NVIDIA, 200 + number))
         (self.folder / "gres.conf").write_text(f"Name=gpu File={self.folder}/gpu[0-{GPUS - 1}]\n")
         self._authenticate()
-        hosts.login.daemon(["slurmctld", "-D", "-f", conf])
+        self.start_controller()
         for node in hosts.nodes:
             (self.folder / f"spool.{node.name}").mkdir()
-            node.daemon(["slurmd", "-D", "-N", node.name, "-f", conf])
+            self._start_daemon(node)
         until(lambda: self._idle() == len(hosts.nodes), f"nodes are idle; see {self.folder}")
 
     def _authenticate(self) -> None:
@@ -83,6 +83,35 @@ class Slurm:
         socket = self.folder / "munge.socket"
         self.hosts.login.daemon(["munged", "--foreground", "--force", f"--socket={socket}", *files])
         until(socket.exists, f"munged listens; see {self.folder}")
+
+    def start_controller(self) -> None:
+        """Start slurmctld, with the state in which another one left the cluster."""
+        self.hosts.login.daemon(["slurmctld", "-D", "-f", self.environment["SLURM_CONF"]])
+
+    def stop_controller(self) -> None:
+        """Kill slurmctld."""
+        self.hosts.login.call(["pkill", "-KILL", "-x", "slurmctld"])
+        until(lambda: not self._answers(), "slurmctld has ended")
+
+    def lose(self, node: Host) -> None:
+        """Kill all processes of a node, as a power failure does, and let Slurm know at once that it is down."""
+        node.start(["sh", "-c", "rm -rf /dev/shm/*; kill -KILL -1"]).wait(30)
+        update = ["scontrol", "update", f"NodeName={node.name}", "State=DOWN", "Reason=lost"]
+        self.hosts.login.call(update, env=self.environment)
+
+    def bring_back(self, node: Host) -> None:
+        """Start the daemon of a node that was lost; Slurm uses it again."""
+        self._start_daemon(node)
+
+    def _start_daemon(self, node: Host) -> None:
+        node.daemon(["slurmd", "-D", "-N", node.name, "-f", self.environment["SLURM_CONF"]])
+
+    def _answers(self) -> bool:
+        try:
+            self.hosts.login.call(["scontrol", "ping"], env=self.environment, timeout=10)
+        except AssertionError:
+            return False
+        return True
 
     def _idle(self) -> int:
         try:

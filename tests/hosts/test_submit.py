@@ -130,3 +130,50 @@ def test_a_job_warned_before_its_limit_goes_back_into_the_queue_with_what_is_lef
     made = rows(results)
     assert len({row["run_id"] for row in made}) == len(made) == 18, "none twice"
     assert {row["status"] for row in made} == {"completed"}
+
+
+@pytest.mark.thorough
+def test_a_job_whose_node_is_lost_goes_on_with_the_lock_that_was_left_there(cluster, site, tmp_path):
+    text = study(1, "allreduce", name="lost", repetitions=5, epochs=300)
+    (tmp_path / "study.yaml").write_text(text)
+    results = tmp_path / "results" / "lost"
+    site(SCALEBENCH, "submit", "study.yaml", *ONE_EACH)
+    job = int(jobs_of(results)[0]["job"])
+    until(lambda: made_by_shard(results, 1) > 0, "a run is done", 150)
+    name = re.search(r" NodeList=(n\d)", cluster.shown(job))[1]
+    node = next(each for each in cluster.hosts.nodes if each.name == name)
+    cluster.lose(node)
+    try:
+        left = json.loads((results / "shards" / "1" / "lost" / "lock").read_text())
+        assert (left["host"], left["job"], left["restarts"]) == (name, str(job), 0)
+        until(lambda: "Restarts=1" in cluster.shown(job), "the job is queued again", 60)
+        cluster.hosts.login.call(["scontrol", "update", f"JobId={job}", "StartTime=now"], env=cluster.environment)
+        assert cluster.wait(job) == "COMPLETED", output_of(results)
+        assert f" NodeList={name}" not in cluster.shown(job)
+    finally:
+        cluster.bring_back(node)
+        until(lambda: cluster._idle() == 3, "all nodes are free", 90)
+    site(SCALEBENCH, "collect", str(results))
+    made = rows(results)
+    assert len({row["run_id"] for row in made}) == len(made) == 5, "none twice"
+    assert {row["status"] for row in made} == {"completed"}
+    assert len(rows(results, "epochs")) == 5 * 300
+
+
+@pytest.mark.thorough
+def test_a_controller_that_is_killed_costs_no_run_and_submits_none_twice(cluster, site, tmp_path):
+    results = write_study(tmp_path, "restarted", "allreduce", repetitions=3, epochs=150)
+    site(SCALEBENCH, "submit", "study.yaml", *ONE_EACH)
+    until(lambda: made_by_shard(results, 1) > 0, "a run is done", 150)
+    cluster.stop_controller()
+    try:
+        standing = json.loads(site(SCALEBENCH, "status", str(results), "--json", "--poll", "1"))
+        assert {shard["state"] for shard in standing["shards"]} <= {"unknown", "done"}
+        site(SCALEBENCH, "submit", str(results), codes=(2,))
+    finally:
+        cluster.start_controller()
+    first, second, third, collection = jobs_of(results)
+    assert cluster.wait(int(collection["job"])) == "COMPLETED", output_of(results)
+    made = rows(results)
+    assert len({row["run_id"] for row in made}) == len(made) == 9, "none twice"
+    assert {row["scheduler_job_id"] for row in made} == {job["job"] for job in (first, second, third)}
