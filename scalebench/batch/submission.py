@@ -24,6 +24,7 @@ from scalebench.launch.hosts import Allocation
 from scalebench.launch.planning import StudyPlan, plan_study
 from scalebench.records import builds
 from scalebench.records.folder import JOBS, STUDY, SUBMISSION, is_submitted
+from scalebench.records.lock import FILE as LOCK
 from scalebench.records.lock import folder_lock
 from scalebench.records.progress import Planned, group_of, keep_planned
 from scalebench.records.store import Store
@@ -120,7 +121,12 @@ def keep_submission(folder: Path, submission: Submission) -> None:
 @contextmanager
 def submitting(folder: Path, say: Callable[[str], None]) -> Iterator[None]:
     """Hold the record of what was submitted: of two commands at a time, the second sees the jobs of the first."""
-    with folder_lock(folder / JOBS, waits_for=lambda owner: say(f"waiting for {owner}, which submits {folder}/")):
+    place = folder / JOBS
+
+    def waits_for(owner: str) -> None:
+        say(f"waiting for {owner}, which submits jobs of {folder}/; if it has ended, delete {place / LOCK}")
+
+    with folder_lock(place, waits_for):
         yield
 
 
