@@ -3,7 +3,8 @@
     python benchmarks/parts_of_models.py
 
 Same model (a vision transformer of 4.8 million parameters), same batch, same cut, step after step in turn within one
-launch: `pipeline` against `torch_pipeline`, whose steps are those of torch.distributed.pipelining.
+launch: `pipeline` against `torch_pipeline`, whose steps are those of torch.distributed.pipelining, and `tensor` against
+`torch_tensor`, whose products are divided by torch.distributed.tensor.parallel.
 """
 
 from __future__ import annotations
@@ -19,10 +20,11 @@ from torch import Tensor, nn
 PAIRS, STEPS = 15, 2  # pairs; steps of each
 GOAL = Goal("<=", 1.05)
 BATCH = 32
-SCHEDULES = {
-    "gpipe": {"schedule": "gpipe"},
-    "1f1b": {"schedule": "1f1b"},
-    "interleaved": {"schedule": "interleaved"},
+LINES: dict[str, tuple[str, dict[str, Any]]] = {  # strategy, beside torch_NAME, and options of both
+    "pipeline / torch's, gpipe": ("pipeline", {"schedule": "gpipe"}),
+    "pipeline / torch's, 1f1b": ("pipeline", {"schedule": "1f1b"}),
+    "pipeline / torch's, interleaved": ("pipeline", {"schedule": "interleaved"}),
+    "tensor / torch's": ("tensor", {}),
 }
 
 
@@ -61,7 +63,7 @@ def main() -> Iterator[Finding]:
 
 
 def measure_here(engine: str) -> list[Finding]:
-    """Every rank: a step of ours and of torch's, in turn, for each schedule."""
+    """Every rank: a step of ours and of torch's, in turn, for each strategy."""
     from mpi4py import MPI
 
     from scalebench.comm.engines import named
@@ -82,13 +84,12 @@ def measure_here(engine: str) -> list[Finding]:
     found = []
     with named(engine).connect(Place(world, clock, one_node=True)) as comm:
         clock.start()
-        for name, options in SCHEDULES.items():
+        for line, (name, options) in LINES.items():
             ours, theirs = (
-                steps_of(strategy, options, training, dataset, comm, clock)
-                for strategy in ("pipeline", "torch_pipeline")
+                steps_of(strategy, options, training, dataset, comm, clock) for strategy in (name, f"torch_{name}")
             )
-            line = f"ViT on {world.size} ranks: pipeline / torch's, {name}"
-            found.append(compare(ours, theirs, PAIRS).finding(line, GOAL, STEPS))
+            named_line = f"ViT on {world.size} ranks: {line}"
+            found.append(compare(ours, theirs, PAIRS).finding(named_line, GOAL, STEPS))
     return found
 
 

@@ -109,7 +109,7 @@ class Shards:
         if not before:
             width = _width_in(last)
             rows = self._rows(last, width)
-            own = _Narrow(1 if isinstance(last, nn.Conv2d) else -1, *self._range(width))
+            own = Narrow(1 if isinstance(last, nn.Conv2d) else -1, *self._range(width))
             self.segments.append(Segment(nn.Sequential(own, rows), divided=True))
         else:
             inner = [self._columns(before[0])]
@@ -197,7 +197,7 @@ class Shards:
         )
         first = module.norm_first
         self._close(_Fork(module.norm1 if first else None))
-        self.segments.append(Segment(_Heads(weights, biases, out, heads // self.degree), True))
+        self.segments.append(Segment(SharedHeads(weights, biases, out, heads // self.degree), True))
         after = None if first else module.norm1
         joint = _Join(attention.out_proj.bias, after), _Fork(module.norm2 if first else None)
         self.segments.append(Segment(nn.Sequential(*joint), divided=False))
@@ -207,7 +207,7 @@ class Shards:
 
 def _like(module: Product, weight: nn.Parameter, bias: nn.Parameter | None) -> nn.Module:
     if isinstance(module, nn.Linear):
-        return _Linear(weight, bias)
+        return SharedLinear(weight, bias)
     return _Conv(weight, bias, module)
 
 
@@ -221,7 +221,9 @@ def _width_out(module: nn.Module) -> int:
     return module.out_features if isinstance(module, nn.Linear) else module.out_channels
 
 
-class _Linear(nn.Module):
+class SharedLinear(nn.Module):
+    """A product with a share of its outputs, or of its inputs."""
+
     def __init__(self, weight: nn.Parameter, bias: nn.Parameter | None) -> None:
         super().__init__()
         self.weight, self.bias = weight, bias
@@ -242,7 +244,7 @@ class _Conv(nn.Module):
         return functional.conv2d(x, self.weight, self.bias, self.stride, self.padding, self.dilation)
 
 
-class _Narrow(nn.Module):
+class Narrow(nn.Module):
     """A share of the features, or channels, of an input that every worker has whole."""
 
     def __init__(self, dim: int, start: int, length: int) -> None:
@@ -264,7 +266,7 @@ class _Bias(nn.Module):
         return x + (self.bias if self.dim == -1 else self.bias.view(-1, 1, 1))
 
 
-class _Heads(nn.Module):
+class SharedHeads(nn.Module):
     """Self-attention of some heads; its output is a summand."""
 
     def __init__(
@@ -369,6 +371,22 @@ def held_by(
             "nn.TransformerEncoderLayer in a sequence can"
         )
     return held
+
+
+def require_linear(held: Held, name: str) -> None:
+    """Check that torch's parallel styles can divide what a worker holds: they know `nn.Linear` alone.
+
+    Raises:
+        ModelError: a convolution, or a batch normalisation between two products, is divided.
+    """
+    for segments in held.chunks:
+        for module in (inner for segment in segments if segment.divided for inner in segment.module.modules()):
+            if isinstance(module, (_Conv, *_NORMS)):
+                what = "a convolution" if isinstance(module, _Conv) else "batch normalisation between two products"
+                raise ModelError(
+                    f"model {name}: torch.distributed.tensor.parallel has no style for {what}; use strategy tensor, "
+                    "which divides it"
+                )
 
 
 def called(module: nn.Module, inputs: Sequence[Tensor]) -> list[Tensor]:

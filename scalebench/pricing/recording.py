@@ -296,6 +296,9 @@ class RecordingWorker:
     def use_schedule(self, name: str, micro_batches: int) -> None:
         raise NotImplementedError("a recording has no process group")
 
+    def use_styles(self) -> None:
+        raise NotImplementedError("a recording has no process group")
+
     def use_fully_shard(self, *, reshard: bool) -> None:
         raise NotImplementedError("a recording has no process group")
 

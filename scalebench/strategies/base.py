@@ -189,6 +189,9 @@ class Worker(Protocol):
     def use_schedule(self, name: str, micro_batches: int) -> None:
         """Let a schedule of torch.distributed.pipelining move micro-batches through the stage that `take` made."""
 
+    def use_styles(self) -> None:
+        """Let styles of torch.distributed.tensor.parallel compute with the shares that `take` made. Collective."""
+
     def divide(self, rule: UnitRule) -> None:
         """Keep shards of the units of the model only; `rule` exchanges what `gradient` computes with. Collective.
 

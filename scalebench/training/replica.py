@@ -41,6 +41,7 @@ from scalebench.training.stage import Chunk, Order, Stage, StageArithmetic, run_
 if TYPE_CHECKING:
     from scalebench.training.torch_sharded import TorchShards
     from scalebench.training.torch_stage import TorchStage
+    from scalebench.training.torch_styles import TorchStyles
 
 _CUT_AT_ONCE = 32  # batches
 
@@ -102,7 +103,7 @@ class Replica:
         self.shard = Shard(dataset, plan, self.rank, self.dtype, self.device)
         self.state = SimpleNamespace()
         self.loss = loss_for(dataset.task)
-        self.stage: Stage | TorchStage | None = None  # that this worker holds; None for the whole model
+        self.stage: Stage | TorchStage | TorchStyles | None = None  # that this worker holds; None for the whole model
         self.assembly: Assembly | None = None
         self.sharded: ShardedModel | None = None  # of which this worker keeps shards; None for whole parameters
         self.torch_shards: TorchShards | None = None  # the same, by torch
@@ -232,6 +233,14 @@ class Replica:
 
         assert isinstance(self.stage, Stage), "a stage was taken"
         self.stage = TorchStage(self.stage.chunks, name, micro_batches, self.replica)
+
+    def use_styles(self) -> None:
+        from scalebench.training.torch_styles import TorchStyles  # a second of imports
+
+        assert isinstance(self.stage, Stage), "a share was taken"
+        (chunk,) = self.stage.chunks
+        self.stage = TorchStyles(chunk, self.mesh.tensor, self.replica)
+        self.optimizer = build_optimizer(self.run.optimizer, self.stage.trained, self.run.lr)
 
     def divide(self, rule: UnitRule) -> None:
         whole = self.parameters.numel()

@@ -279,6 +279,29 @@ def test_torchs_own_shards_train_as_ours(monkeypatch, make_run, patterns, machin
         assert native["counted"][:, 0].tolist() == [report.syncs for report in outcome.workers]
 
 
+def test_torchs_own_styles_train_as_ours(monkeypatch, make_run, patterns, machine, tmp_path):
+    """Weights, metrics and bytes, after warm-up steps, which are undone."""
+    monkeypatch.setattr(virtual_engine, "choose", lambda *_: Choice())
+    runs = []
+    for model, workers, degree in (("mlp", 2, 2), ("transformer", 2, 2), ("transformer", 4, 2), ("transformer", 4, 4)):
+        named = {f"{model}-{degree}": {"torch_tensor": {"degree": degree}}}
+        (run,) = native_runs("gloo", named, make_run, counts=(workers,), model=MODELS[model])
+        runs.append(run.model_copy(update={"batch_per_worker": 8, "epochs": 2}))
+    found = launched("gloo", runs, [], patterns, tmp_path)
+    for run in runs:
+        native = found[run.run_id]
+        replicas = run.workers // run.strategy.options["degree"]
+        alone = trained_alone(run, patterns, replicas)
+        np.testing.assert_allclose(native["final"], alone.numpy(), **EXACT, err_msg=run.run_id)
+        twin = run.model_copy(update={"execution": "virtual", "engine": "virtual"})
+        outcome, weights = simulate(twin, patterns, machine)
+        np.testing.assert_allclose(native["final"], weights["final"].numpy(), **EXACT, err_msg=run.run_id)
+        counted = [[report.syncs, report.bytes_sent] for report in outcome.workers]
+        assert native["counted"].tolist() == counted, run.run_id
+        metrics = [evaluation.metric for evaluation in sorted(outcome.evaluations, key=lambda each: each.epoch)]
+        assert native["metrics"].tolist() == metrics, run.run_id
+
+
 def moves(strategy, stage, stages, pieces):
     """Moves in words; a letter follows for the chunk of layers where there are several."""
     created = registry.create(*strategy)
@@ -498,6 +521,20 @@ def test_norms_of_layers_and_dropout_do_not_go_with_shares():
     model = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4), nn.Dropout(0.1), nn.Linear(4, 4))
     with pytest.raises(ModelError, match=r"dropout of 0\.1"):
         registry.create("tensor", {}).check(cut_into(layers_of(model, "mine")))
+
+
+@pytest.mark.parametrize(
+    ("modules", "said"),
+    [
+        ([nn.Conv2d(1, 4, 3), nn.ReLU(), nn.Conv2d(4, 4, 3)], "no style for a convolution; use strategy tensor"),
+        ([nn.Linear(4, 4), nn.BatchNorm1d(4), nn.Linear(4, 4)], "no style for batch normalisation between two"),
+        ([nn.LayerNorm(4), nn.LayerNorm(4)], "no layer can be divided among 2 workers"),
+    ],
+    ids=str,
+)
+def test_what_torchs_styles_cannot_divide_is_refused(modules, said):
+    with pytest.raises(ModelError, match=said):
+        registry.create("torch_tensor", {}).check(cut_into(layers_of(nn.Sequential(*modules), "mine")))
 
 
 @pytest.mark.parametrize(

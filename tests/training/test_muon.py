@@ -112,7 +112,7 @@ def test_virtual_workers_keep_their_own_momentum(play):
     assert outcome.facts.arithmetic != "batched", "its steps have no form by rows"
 
 
-@pytest.mark.parametrize("strategy", ["fsdp", "torch_fsdp", "tensor", "asp", "bsp"])
+@pytest.mark.parametrize("strategy", ["fsdp", "torch_fsdp", "tensor", "torch_tensor", "asp", "bsp"])
 def test_strategies_that_divide_layers_refuse_it(strategy):
     with pytest.raises(StudyError, match=f"strategy {strategy}: optimizer muon needs whole layers, .*; use sgd, adam"):
         registry.create(strategy, {}).check(setting(2, optimizer="muon"))

@@ -1,0 +1,59 @@
+"""PyTorch's own tensor parallelism, torch.distributed.tensor.parallel, and its model for virtual runs."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING, ClassVar, Literal
+
+from pydantic import Field
+
+from scalebench.cluster.mesh import Mesh
+from scalebench.comm.base import Capability
+from scalebench.strategies.base import Worker
+from scalebench.strategies.registry import register
+from scalebench.strategies.tensor import TensorParallel
+from scalebench.strategies.traits import Traits
+
+if TYPE_CHECKING:
+    from scalebench.models.parts import Layer
+
+
+@register("virtual")
+class VirtualTorchTensor(TensorParallel):
+    """ColwiseParallel of the first of two products, RowwiseParallel of the second: DTensors in place of parameters.
+
+    A virtual run takes the steps of `tensor`, which sums as much. Torch has styles for `nn.Linear` alone: models in
+    which `tensor` would divide convolutions, or batch normalisation between two products, are refused.
+    """
+
+    recompute: Literal["none"] = Field("none", description="torch keeps all activations")
+
+    name: ClassVar[str] = "torch_tensor"
+    summary: ClassVar[str] = "the real ColwiseParallel and RowwiseParallel (DTensor) of each layer (option degree)"
+    source: ClassVar[str] = "torch.distributed.tensor.parallel"
+    engines: ClassVar[tuple[str, ...]] = ("gloo", "nccl")
+
+    def require_shares(self, layers: Sequence[Layer], sizes: Sequence[int], mesh: Mesh) -> None:
+        from scalebench.models.sharding import held_by, require_linear
+
+        require_linear(held_by(layers, sizes, mesh, 0, "of the study"), "of the study")
+
+
+@register()
+class TorchTensor(VirtualTorchTensor):
+    """Torch's own styles; gradients of replicas are averaged as by `allreduce`, after the step.
+
+    Torch communicates inside both passes: compute and communication are not separate.
+    """
+
+    requires: ClassVar[frozenset[Capability]] = frozenset({Capability.PROCESS_GROUP, Capability.SPLIT})
+
+    def setup(self, worker: Worker) -> None:
+        super().setup(worker)
+        if worker.mesh.parts > 1:
+            worker.use_styles()
+
+    @property
+    def traits(self) -> Traits:
+        return replace(super().traits, split_is_measured=False)
