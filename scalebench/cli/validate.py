@@ -12,7 +12,18 @@ from scalebench.cli.formats import format_option, show_tables
 from scalebench.cli.options import FILE, FOLDER, PATH
 from scalebench.errors import ResultsError, UsageError
 from scalebench.formatting import counted, share
-from scalebench.tables.table import CHANGE, COUNT, SHARE, TWO_DIGITS, Column, Table, fields, text
+from scalebench.tables.table import (
+    CHANGE,
+    COUNT,
+    SHARE,
+    TIME_ALONE,
+    TWO_DIGITS,
+    Column,
+    Measured,
+    Table,
+    fields,
+    text,
+)
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -44,8 +55,8 @@ def validate(
     runs are; doublings are those of workers, nodes or bytes beyond what the calibration measured. With --published the
     step time of each series is calibrated on its rows of split=base, the smallest worker counts, and on rows without a
     split that have its configuration, and predicted at those of split=hold by the network model on the stated links.
-    A file of pipelines (columns stages, balance,
-    micro_batches) is predicted from one device. A file of placements (columns replicas, nodes,
+    A file of pipelines (columns stages, balance, micro_batches) is predicted from one device, one of plans (columns
+    profile, stages) is planned again from profiles of layers. A file of placements (columns replicas, nodes,
     step_time_s, sync_time_s) without held rows is predicted at its largest node count.
 
     Errors are signed, predicted / measured - 1, and stand beside those of linear scaling from the same base row; skill
@@ -59,6 +70,11 @@ def validate(
 
     if published is not None and (results or calibration is not None):
         raise UsageError("--published is a file of others' measurements: leave RESULTS and --calibration out")
+    if published is not None and (plans := _plans(published)) is not None:
+        if output is not None:
+            raise UsageError("--output: plans have no errors to draw; leave it out")
+        show_tables(form, plans)
+        return 0
     output = output.resolve() if output is not None else None
     predictions, notes = _published(published) if published is not None else _runs(results, calibration)
     errors = with_errors(predictions)
@@ -69,6 +85,31 @@ def validate(
         for file in write_prediction_error(errors, output):
             click.echo(f"written: {file}", err=True)
     return 0
+
+
+def _plans(file: Path) -> Table | None:
+    """Return published plans beside those that their rule finds; None for a file of something else."""
+    from scalebench.validation.replicated_stages import FoundPlan, find_plans, is_plans, read_plans
+
+    if not is_plans(file):
+        return None
+
+    def dashed(stages: list[int]) -> str:
+        return "-".join(map(str, stages))
+
+    plans = find_plans(read_plans(file), file.parent)
+    columns: list[Column[FoundPlan]] = [
+        Column("model", lambda plan: plan.model, left=True),
+        Column("workers", lambda plan: Measured(plan.workers), COUNT),
+        Column("published", lambda plan: dashed(plan.published)),
+        Column("found", lambda plan: dashed(plan.found)),
+        Column("slowest stage", lambda plan: Measured(plan.found_s), TIME_ALONE),
+        Column("of the published", lambda plan: Measured(plan.published_s), TIME_ALONE),
+        Column("last stage begins at", lambda plan: plan.begins[-1], left=True),
+    ]
+    equal = sum(plan.found == plan.published for plan in plans)
+    title = "workers of the stages with the fastest slowest one, from profiles of layers"
+    return Table.of(title, columns, plans, [f"{equal} of {counted(len(plans), 'published plan')} found"])
 
 
 def _published(file: Path) -> tuple[pd.DataFrame, list[str]]:
