@@ -1,0 +1,250 @@
+"""Published steps and memory of GPTs that Megatron-LM divides among data, pipeline and tensor parallel devices.
+
+Of a step of n micro-batches on p stages of v chunks of blocks, each shared by t devices, d times:
+
+    T = n S_slow + sum of the other stages' S / v + averages + update
+
+S are the seconds of a stage with a micro-batch. Its kernels take those of the device's roofline, divided by an
+efficiency that the rows of split=base give (the mean of what each of them needs); backward kernels, and what is
+computed again, likewise. In each block two sums over t devices follow in each pass, and where a whole block is computed
+again; chunks send their outputs and gradients while nothing else happens, each of the t devices its share, on its share
+of the node's links. The d replicas scatter gradients of 4 bytes and gather parameters of 2. The update (Adam) moves 30
+bytes a parameter; of d replicas each has a share.
+
+A device holds 18 bytes a parameter (2, its gradient 4, Adam 12), and what its blocks keep of the micro-batches between
+their passes: the largest number of them in the order of the schedule. Embeddings belong to the first stage; what they
+and the head keep is left out.
+
+Sources: Narayanan et al., SC 2021 (arXiv 2104.04473); Korthikanti et al., arXiv 2205.05198; DeepSpeed's BF16_Optimizer.
+"""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import pandas as pd
+
+from scalebench.cluster.device import load_device
+from scalebench.cluster.network import Network
+from scalebench.cluster.operation import Kind, Operation
+from scalebench.errors import ResultsError
+from scalebench.pricing.devices import Roofline
+from scalebench.strategies.parts import scheduled
+from scalebench.training.stage import most_kept
+from scalebench.validation.errors import predictions_of
+from scalebench.validation.measurements import has_columns, read_csv, records, require_positive, stated_cluster
+from scalebench.validation.transformer_block import (
+    Gpt,
+    block_kernels,
+    computed_again,
+    head_kernels,
+    kept_bytes,
+    passes_s,
+)
+
+COLUMNS = (
+    *("series", "split", "source", "device", "devices_per_node", "intra_node", "inter_gbps_per_node", "model"),
+    *("layers", "width", "heads", "tokens", "vocabulary", "data", "pipeline", "tensor", "chunks", "micro_batch"),
+    *("batch", "recompute", "by_sequence", "quantity", "value"),
+)
+_POSITIVE = (
+    *("devices_per_node", "inter_gbps_per_node", "layers", "width", "heads", "tokens", "vocabulary", "data"),
+    *("pipeline", "tensor", "chunks", "micro_batch", "batch", "value"),
+)
+QUANTITIES = ("step_time", "states", "activations")  # seconds; GiB of parameters with all that belongs to them
+_GIB = 2**30
+_NUMBER = 2  # bytes of an activation
+_HELD, _UPDATED, _AVERAGED = 18, 30, 6  # bytes a parameter: held, moved by the update, scattered and gathered
+
+
+class StepParts(NamedTuple):
+    """Seconds of a step: of the kernels on the roofline, and of communication and update, which it leaves alone."""
+
+    kernels_s: float
+    others_s: float
+
+    def at(self, efficiency: float) -> float:
+        """Return the seconds of a step whose kernels reach `efficiency` of the roofline."""
+        return self.kernels_s / efficiency + self.others_s
+
+
+def is_megatron(path: Path) -> bool:
+    """Return True if the first line of `path` names the columns of divided GPTs."""
+    return has_columns(path, COLUMNS)
+
+
+def read_megatron(path: Path) -> pd.DataFrame:
+    """Read a CSV of divided GPTs.
+
+    Raises:
+        ResultsError: unreadable, numbers that are not positive, an unknown quantity, or a series without a base time.
+    """
+    table = read_csv(path)
+    require_positive(table, _POSITIVE, path)
+    if unknown := sorted(set(table["quantity"]) - set(QUANTITIES)):
+        raise ResultsError(f"{path}: quantity {unknown[0]!r}: expected {', '.join(QUANTITIES)}")
+    timed = table[table["quantity"] == "step_time"]
+    for series, group in timed.groupby("series"):
+        if not (group["split"] == "base").any():
+            raise ResultsError(f"{path}: series {series}: expected a row of split=base with quantity step_time")
+    return table
+
+
+def predict_megatron(table: pd.DataFrame) -> pd.DataFrame:
+    """Return the predictions of the held rows, by the base rows of their series.
+
+    Linear scaling takes the floating-point operations of a step, as counted with what is computed again, at the rate a
+    device of the base rows; memory has none.
+    """
+    rows: list[dict[str, Any]] = []
+    for _, group in table.groupby("series", sort=False):
+        base = [row for row in records(group) if row.split == "base" and row.quantity == "step_time"]
+        for row in (row for row in records(group) if row.split == "hold"):
+            if row.quantity == "step_time":
+                rows.append(_time_prediction(row, base))
+            else:
+                predicted = memory_gib(row)._asdict()[str(row.quantity)]
+                nothing = dict.fromkeys(("seconds", "predicted_s", "linear_s", "linear", "low", "high"), math.nan)
+                memory = {"source": f"{row.source}, {row.quantity}", "predicted": predicted, "unit": "GiB"}
+                rows.append({**_facts(row), **nothing, **memory, "doublings": 0.0})
+    return predictions_of(rows)
+
+
+def rank_correlations(errors: pd.DataFrame) -> dict[str, float]:
+    """Return Spearman's correlation of predicted and measured seconds a sample, by source."""
+    timed = errors[errors["seconds"].notna()]
+    samples = timed["configuration"].str.extract(r"\| (\d+)$")[0].astype(float)
+    each = timed.assign(measured=timed["seconds"] / samples, predicted=timed["predicted_s"] / samples)
+    return {
+        str(source): float(group["measured"].corr(group["predicted"], method="spearman"))
+        for source, group in each.groupby("source")
+    }
+
+
+def _facts(row: Any) -> dict[str, Any]:
+    devices = int(row.data * row.pipeline * row.tensor)
+    return {
+        "source": str(row.source),
+        "series": str(row.series),
+        "system": f"{devices} {row.device}",
+        "execution": "published",
+        "strategy": f"{row.data} x {row.pipeline} x {row.tensor}, {row.recompute} computed again",
+        "model": str(row.model),
+        "quantity": str(row.quantity),
+        "workers": devices,
+        "nodes": -(-devices // int(row.devices_per_node)),
+        "measured": float(row.value),
+        "configuration": f"{row.series} | {row.model} | {row.micro_batch} | {row.batch}",
+    }
+
+
+def _time_prediction(row: Any, base: list[Any]) -> dict[str, Any]:
+    efficiencies = [_efficiency(each) for each in base]
+    parts = step_parts(row)
+    predicted, slow, fast = (
+        parts.at(each) for each in (float(np.mean(efficiencies)), min(efficiencies), max(efficiencies))
+    )
+    rate = np.mean([_operations(each) / each.value for each in base])
+    devices = int(row.data * row.pipeline * row.tensor)
+    fewest = min(int(each.data * each.pipeline * each.tensor) for each in base)
+    return {
+        **_facts(row),
+        "predicted": predicted,
+        "low": min(predicted, fast),
+        "high": max(predicted, slow),
+        "linear": float(_operations(row) / rate),
+        "doublings": math.log2(devices / fewest),
+    }
+
+
+def _efficiency(row: Any) -> float:
+    """Return the share of the roofline that kernels reach in a measured step."""
+    parts = step_parts(row)
+    return parts.kernels_s / (float(row.value) - parts.others_s)
+
+
+def _gpt(row: Any) -> Gpt:
+    return Gpt(int(row.layers), int(row.width), int(row.heads), int(row.tokens), int(row.vocabulary))
+
+
+def step_parts(row: Any) -> StepParts:
+    """Return the seconds of a step by the rule above."""
+    model, degree, stages, samples = _gpt(row), int(row.tensor), int(row.pipeline), int(row.micro_batch)
+    roofline, network = Roofline(load_device(str(row.device)), "float16"), _network(row)
+    by_sequence = row.by_sequence == "yes"
+    blocks, pieces = model.layers / stages, int(row.batch) // int(row.data) // samples
+    kernels = block_kernels(model, degree, by_sequence=by_sequence)
+    forward, backward = passes_s(kernels, roofline, samples)
+    again, _ = passes_s(computed_again(kernels, str(row.recompute)), roofline, samples)
+    stage_s = blocks * (forward + backward + again)
+    head_s = sum(passes_s(head_kernels(model, degree), roofline, samples))
+    nbytes = _NUMBER * samples * model.tokens * model.width
+    sums = 6 if row.recompute == "full" else 4
+    stage_others_s = blocks * sums * _sum_s(network, nbytes, degree) + _messages_s(row, nbytes)
+    filling = (stages - 1) / int(row.chunks)
+    kernels_s = pieces * (stage_s + head_s) + filling * stage_s
+    others_s = (pieces + filling) * stage_others_s
+    parameters = (model.layers * model.block_parameters / stages + model.embedding_parameters) / degree
+    update_s = _UPDATED * parameters / int(row.data) / roofline.device.memory_bandwidth_bytes_per_s
+    return StepParts(kernels_s, others_s + update_s + _average_s(row, parameters))
+
+
+def _network(row: Any) -> Network:
+    return Network(stated_cluster(row), int(row.devices_per_node))
+
+
+def _sum_s(network: Network, nbytes: float, degree: int) -> float:
+    """Return the seconds of a sum over the devices that share a block."""
+    if degree == 1:
+        return 0.0
+    return network.time(Operation(Kind.ALLREDUCE, nbytes, range(degree), algorithm="nccl"))
+
+
+def _card_share(row: Any) -> float:
+    """Return bytes/s of a device's share of the links between nodes."""
+    return float(row.inter_gbps_per_node) * 1e9 / 8 / int(row.devices_per_node)
+
+
+def _messages_s(row: Any, nbytes: float) -> float:
+    """Return the seconds in which a stage passes a micro-batch on: output and gradient of each of its chunks."""
+    if int(row.pipeline) == 1:
+        return 0.0
+    return 2 * int(row.chunks) * nbytes / int(row.tensor) / _card_share(row)
+
+
+def _average_s(row: Any, parameters: float) -> float:
+    """Return the seconds in which replicas scatter gradients and gather parameters, in a ring."""
+    replicas = int(row.data)
+    return _AVERAGED * (replicas - 1) / replicas * parameters / _card_share(row)
+
+
+def _operations(row: Any) -> float:
+    """Return the floating-point operations of a device in a step, with what is computed again."""
+    model = _gpt(row)
+    kernels = block_kernels(model, 1, by_sequence=False)
+    block = 3 * sum(each.flops for each in kernels)
+    block += sum(each.flops for each in computed_again(kernels, str(row.recompute)))
+    head = 3 * sum(each.flops for each in head_kernels(model, 1))
+    return float(row.batch * (model.layers * block + head) / (row.data * row.pipeline * row.tensor))
+
+
+class Memory(NamedTuple):
+    """GiB of the first stage's device: parameters with gradients and optimizer, and activations."""
+
+    states: float
+    activations: float
+
+
+def memory_gib(row: Any) -> Memory:
+    """Return the memory of a device of the first stage by the rule above."""
+    model, degree, stages, chunks = _gpt(row), int(row.tensor), int(row.pipeline), int(row.chunks)
+    parameters = (model.layers * model.block_parameters / stages + model.embedding_parameters) / degree
+    pieces = int(row.batch) // int(row.data) // int(row.micro_batch)
+    moves = scheduled("interleaved" if chunks > 1 else "1f1b", 0, stages, pieces, chunks)
+    in_flight = max(sum(samples) for samples in most_kept(moves, [int(row.micro_batch)] * pieces, chunks))
+    kernels = block_kernels(model, degree, by_sequence=row.by_sequence == "yes")
+    kept = in_flight * model.layers / stages / chunks * kept_bytes(kernels, str(row.recompute))
+    return Memory(_HELD * parameters / _GIB, kept / _GIB)
