@@ -55,9 +55,10 @@ def validate(
     runs are; doublings are those of workers, nodes or bytes beyond what the calibration measured. With --published the
     step time of each series is calibrated on its rows of split=base, the smallest worker counts, and on rows without a
     split that have its configuration, and predicted at those of split=hold by the network model on the stated links.
-    A file of pipelines (columns stages, balance, micro_batches) is predicted from one device, one of plans (columns
-    profile, stages) is planned again from profiles of layers. A file of placements (columns replicas, nodes,
-    step_time_s, sync_time_s) without held rows is predicted at its largest node count.
+    A file of pipelines (columns stages, balance, micro_batches) is predicted from one device, one of GPTs (columns
+    width, heads, pipeline, tensor) from the fewest devices, one of plans (columns profile, stages) is planned again
+    from profiles of layers. A file of placements (columns replicas, nodes, step_time_s, sync_time_s) without held rows
+    is predicted at its largest node count.
 
     Errors are signed, predicted / measured - 1, and stand beside those of linear scaling from the same base row; skill
     is 1 - error / error of linear scaling.
@@ -114,6 +115,7 @@ def _plans(file: Path) -> Table | None:
 
 def _published(file: Path) -> tuple[pd.DataFrame, list[str]]:
     from scalebench.validation.measurements import read_published
+    from scalebench.validation.megatron import is_megatron, predict_megatron, rank_correlations, read_megatron
     from scalebench.validation.pipelines import is_pipelines, predict_pipelines, read_pipelines
     from scalebench.validation.placements import is_placements, predict_placements, read_placements
     from scalebench.validation.prediction import predict_published
@@ -126,6 +128,11 @@ def _published(file: Path) -> tuple[pd.DataFrame, list[str]]:
     if is_pipelines(file):
         note = "Calibrated on one device; linear scaling is that of the bubble, m u / (u + m - 1)."
         return predict_pipelines(read_pipelines(file)), [note]
+    if is_megatron(file):
+        predictions = predict_megatron(read_megatron(file))
+        ranks = ", ".join(f"{source} {value:.2f}" for source, value in rank_correlations(predictions).items())
+        note = "Calibrated on the fewest devices; linear scaling is that of operations a device."
+        return predictions, [note, f"Rank correlation of times a sample: {ranks}."]
     rows, left_out = read_published(file)
     predictions, overheads = predict_published(rows)
     return predictions, [*_assumptions(overheads), *left_out]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Sequence
 from pathlib import Path
@@ -95,10 +96,12 @@ def _draw(errors: pd.DataFrame, canvas: Canvas) -> None:
     handles.append((Line2D([], [], linestyle=":", color="#888888"), "equal"))
     canvas.legend(handles)
     mape, linear = errors["error"].abs().mean(), errors["linear_error"].abs().mean()
+    held = errors["held"].mean()
+    coverage = f"; {held:.0%} lie in the 95 % interval of their prediction" if not math.isnan(held) else ""
     canvas.say(
         f"{len(errors)} {' and '.join(sorted(set(errors['execution'])))} measurements, and predictions (modelled) by a "
         f"calibration that has not seen them: mean error {mape:.1%}, of linear scaling from the same base row "
-        f"{linear:.1%}; {errors['held'].mean():.0%} lie in the 95 % interval of their prediction.",
+        f"{linear:.1%}{coverage}.",
         "Errors in (b) are those of the measured quantity, a throughput or a time.",
     )
 

@@ -29,12 +29,16 @@ def predictions_of(rows: Iterable[dict[str, Any]]) -> pd.DataFrame:
 
 
 def with_errors(predictions: pd.DataFrame) -> pd.DataFrame:
-    """Add `error` = predicted / measured - 1, `linear_error` likewise, and `held`: the interval has the measurement."""
+    """Add `error` = predicted / measured - 1, `linear_error` likewise, and `held`: the interval has the measurement.
+
+    `held` is empty where there is no interval.
+    """
     measured = predictions["measured"]
+    held = (predictions["low"] <= measured) & (measured <= predictions["high"])
     return predictions.assign(
         error=predictions["predicted"] / measured - 1,
         linear_error=predictions["linear"] / measured - 1,
-        held=(predictions["low"] <= measured) & (measured <= predictions["high"]),
+        held=held if predictions["low"].notna().all() else held.astype(float).where(predictions["low"].notna()),
     )
 
 
@@ -82,7 +86,7 @@ def error_by_distance(errors: pd.DataFrame) -> pd.DataFrame:
 def pairs_in_order(errors: pd.DataFrame, clearly: float = CLEARLY) -> tuple[int, int]:
     """Return (pairs in the right order, pairs): two strategies for one configuration whose times differ clearly."""
     right, pairs = 0, 0
-    for _, group in errors.groupby(["configuration", "workers"]):
+    for _, group in errors[errors["seconds"].notna()].groupby(["configuration", "workers"]):
         rows: list[Any] = list(group.itertuples())
         for a, b in combinations(rows, 2):
             if a.strategy == b.strategy or max(a.seconds, b.seconds) / min(a.seconds, b.seconds) <= 1 + clearly:

@@ -97,7 +97,7 @@ def predict_megatron(table: pd.DataFrame) -> pd.DataFrame:
     """Return the predictions of the held rows, by the base rows of their series.
 
     Linear scaling takes the floating-point operations of a step, as counted with what is computed again, at the rate a
-    device of the base rows; memory has none.
+    device of the base rows; memory has none, and nothing has an interval.
     """
     rows: list[dict[str, Any]] = []
     for _, group in table.groupby("series", sort=False):
@@ -107,15 +107,15 @@ def predict_megatron(table: pd.DataFrame) -> pd.DataFrame:
                 rows.append(_time_prediction(row, base))
             else:
                 predicted = memory_gib(row)._asdict()[str(row.quantity)]
-                nothing = dict.fromkeys(("seconds", "predicted_s", "linear_s", "linear", "low", "high"), math.nan)
+                nothing = dict.fromkeys(("seconds", "predicted_s", "linear_s", "linear"), math.nan)
                 memory = {"source": f"{row.source}, {row.quantity}", "predicted": predicted, "unit": "GiB"}
                 rows.append({**_facts(row), **nothing, **memory, "doublings": 0.0})
     return predictions_of(rows)
 
 
-def rank_correlations(errors: pd.DataFrame) -> dict[str, float]:
+def rank_correlations(predictions: pd.DataFrame) -> dict[str, float]:
     """Return Spearman's correlation of predicted and measured seconds a sample, by source."""
-    timed = errors[errors["seconds"].notna()]
+    timed = predictions[predictions["seconds"].notna()]
     samples = timed["configuration"].str.extract(r"\| (\d+)$")[0].astype(float)
     each = timed.assign(measured=timed["seconds"] / samples, predicted=timed["predicted_s"] / samples)
     return {
@@ -142,19 +142,13 @@ def _facts(row: Any) -> dict[str, Any]:
 
 
 def _time_prediction(row: Any, base: list[Any]) -> dict[str, Any]:
-    efficiencies = [_efficiency(each) for each in base]
-    parts = step_parts(row)
-    predicted, slow, fast = (
-        parts.at(each) for each in (float(np.mean(efficiencies)), min(efficiencies), max(efficiencies))
-    )
+    efficiency = float(np.mean([_efficiency(each) for each in base]))
     rate = np.mean([_operations(each) / each.value for each in base])
     devices = int(row.data * row.pipeline * row.tensor)
     fewest = min(int(each.data * each.pipeline * each.tensor) for each in base)
     return {
         **_facts(row),
-        "predicted": predicted,
-        "low": min(predicted, fast),
-        "high": max(predicted, slow),
+        "predicted": step_parts(row).at(efficiency),
         "linear": float(_operations(row) / rate),
         "doublings": math.log2(devices / fewest),
     }
