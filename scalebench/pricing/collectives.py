@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Sequence
 from functools import lru_cache
+from statistics import NormalDist
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.special import ndtri
 
 from scalebench.cluster.operation import Kind, Members, Operation
 from scalebench.pricing.charges import Machines
@@ -272,4 +272,4 @@ def _cost_key(event: Event) -> object:
 @lru_cache
 def expected_largest(count: int) -> float:
     """Return the expected largest of `count` standard normal numbers, by Blom's approximation (within 1 %)."""
-    return float(ndtri((count - 0.375) / (count + 0.25))) if count > 1 else 0.0
+    return NormalDist().inv_cdf((count - 0.375) / (count + 0.25)) if count > 1 else 0.0

@@ -108,6 +108,7 @@ class Planner:
         self._priced: dict[str, Step] = {}
         self._sizes: dict[tuple[float, int], Sequence[int]] = {}  # layers by stage: samples, and number of stages
         self._held: dict[object, HeldRows] = {}
+        self._fullest: dict[str, WorkerMemory] = {}  # by strategy
         self._shareable: dict[int, bool] = {}
         self._layers: list[Layer] = []  # of the module
         self._work: list[float] = []  # of a step in each of them
@@ -175,9 +176,13 @@ class Planner:
 
     def memory(self, layout: Layout) -> WorkerMemory:
         """Return the memory of the fullest worker."""
-        if layout.mesh.parts == 1:
-            return memory_of(self.predictor, layout.strategy, self.devices)
-        return max(self._memories(layout), key=lambda each: each.total)
+        key = str(layout.strategy)
+        if key not in self._fullest:
+            if layout.mesh.parts == 1:
+                self._fullest[key] = memory_of(self.predictor, layout.strategy, self.devices)
+            else:
+                self._fullest[key] = max(self._memories(layout), key=lambda each: each.total)
+        return self._fullest[key]
 
     def _memories(self, layout: Layout) -> list[WorkerMemory]:
         """Return the memory of a worker of each stage."""
