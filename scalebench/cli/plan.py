@@ -54,8 +54,9 @@ def plan(model: str | None, devices: int, batch: int, study: Path | None, form: 
     """Plan how to divide a training of MODEL among N devices: data, sharded, tensor and pipeline parallelism.
 
     Every mesh of replicas, stages and tensor degree that multiplies to the devices is searched, with up to 8
-    micro-batches a stage and stages cut by times; where a worker does not fit into the memory, activations are computed
-    again. The best of each kind has a row. Nothing is trained: every number is modelled, as `predict` does.
+    micro-batches a stage in the order of 1f1b or interleaved, and stages cut by times; where a worker does not fit into
+    the memory, activations are computed again. The best of each kind has a row. Nothing is trained: every number is
+    modelled, as `predict` does.
 
     \b
     scalebench plan vit_b16 --cluster juwels-booster --device a100-40gb --devices 8 --batch 512
@@ -171,7 +172,8 @@ def _table(planner: Planner, found: Plan) -> Table:
 def _layout(step: Step) -> str:
     strategy = step.layout.strategy
     shard = f" shard {strategy.options['shard']}" if "shard" in strategy.options else ""
-    return f"{strategy.name}{shard}"
+    interleaved = " interleaved" if step.layout.chunks > 1 else ""
+    return f"{strategy.name}{shard}{interleaved}"
 
 
 def _stages(planner: Planner, found: Plan) -> Iterator[Table]:
@@ -198,7 +200,10 @@ def _stages(planner: Planner, found: Plan) -> Iterator[Table]:
         f"stages of {step.layout.strategy}",
         columns,
         list(enumerate(planner.stages(step.layout))),
-        ["both passes: of a micro-batch, with what is computed once; memory has the strategy's own tensors, too"],
+        [
+            "from, to: the ends of each chunk of layers; both passes: of a micro-batch, with what is computed once; "
+            "memory has the strategy's own tensors, too"
+        ],
     )
 
 

@@ -1,8 +1,9 @@
 """Layouts of a training on a number of devices: the memory and the least time of each, and the best of all.
 
 A layout says how devices divide into replicas, stages and shares of layers, in how many micro-batches the batch of a
-replica moves, and what is sharded or computed again. The search is exhaustive by branch and bound: a layout is priced
-unless its compute and communication alone, without any waiting, take longer than a layout that was priced.
+replica moves, in which order, and what is sharded or computed again. The search is exhaustive by branch and bound: a
+layout is priced unless its compute and communication alone, without any waiting, take longer than a layout that was
+priced.
 """
 
 from __future__ import annotations
@@ -33,6 +34,7 @@ from scalebench.training.stage import most_kept
 
 _GIB = 2**30
 _MOST_PIECES = 8  # micro-batches for each stage: they idle for a ninth of the step at most
+_CHUNKS = 2  # of layers on each stage, where micro-batches move interleaved
 _RECOMPUTE: tuple[Recompute, ...] = ("none", "layer", "all")  # the fastest first
 DATA = Component(name="ddp")
 SHARDED = [Component(name="fsdp", options={"shard": shard}) for shard in (1, 2, 3)]
@@ -45,6 +47,7 @@ class Layout(NamedTuple):
     strategy: Component
     mesh: Mesh
     micro_batches: int = 1
+    chunks: int = 1  # of layers on each stage
 
 
 @dataclass(frozen=True)
@@ -66,7 +69,10 @@ class Step:
 
 
 class StageOf(NamedTuple):
-    """A stage of a layout: its layers, seconds of both passes of a micro-batch, and memory of one of its workers."""
+    """A stage of a layout: its layers, seconds of both passes of a micro-batch, and memory of one of its workers.
+
+    `first` and `last` are the layers at the ends of each of its chunks.
+    """
 
     first: str
     last: str
@@ -106,8 +112,8 @@ class Planner:
         self.predictor = Predictor(workload, predictor.platform)
         self.devices, self.batch = devices, workload.batch
         self._priced: dict[str, Step] = {}
-        self._sizes: dict[tuple[float, int], Sequence[int]] = {}  # layers by stage: samples, and number of stages
-        self._held: dict[object, HeldRows] = {}
+        self._sizes: dict[tuple[float, int], Sequence[int]] = {}  # layers by group: samples, and number of groups
+        self._held: dict[object, list[HeldRows]] = {}
         self._fullest: dict[str, WorkerMemory] = {}  # by strategy
         self._shareable: dict[int, bool] = {}
         self._layers: list[Layer] = []  # of the module
@@ -138,19 +144,19 @@ class Planner:
             found += [Layout(str(each), each, Mesh(self.devices)) for each in sharded] if self.devices > 1 else []
         if self.uncut:
             return found
-        for mesh, pieces in _divisions(self.devices, self.batch, len(self._cut(1).layers)):
-            if self._is_shareable(mesh.tensor) and (layout := self._in_parts(mesh, pieces)) is not None:
+        for mesh, pieces, chunks in _divisions(self.devices, self.batch, len(self._cut(1).layers)):
+            if self._is_shareable(mesh.tensor) and (layout := self._in_parts(mesh, pieces, chunks)) is not None:
                 found.append(layout)
         return found
 
-    def _in_parts(self, mesh: Mesh, pieces: int) -> Layout | None:
+    def _in_parts(self, mesh: Mesh, pieces: int, chunks: int) -> Layout | None:
         """Return the layout of a mesh that computes least again of those that fit, else the one that needs least.
 
         None if a stage has nothing to share among its workers.
         """
         tried: list[Layout] = []
         for recompute in _RECOMPUTE:
-            layout = _in_parts(mesh, pieces, recompute)
+            layout = _in_parts(mesh, pieces, chunks, recompute)
             if not tried and not self._can_be_held(layout):
                 return None
             if self.fits(layout):
@@ -193,9 +199,10 @@ class Planner:
         for stage in range(mesh.pipeline):
             held = self._held_by(layout, stage)
             moves = strategy.order(stage, mesh.pipeline, layout.micro_batches)
-            samples = tuple(most_kept(moves, [piece] * layout.micro_batches, 1))
-            own = held.parameters
-            part = PartMemory(held.stage, own, own, own, samples, piece, (held.kept,))
+            samples = tuple(most_kept(moves, [piece] * layout.micro_batches, layout.chunks))
+            own = sum(chunk.parameters for chunk in held)
+            kept = tuple(chunk.kept for chunk in held)
+            part = PartMemory(held[0].stage, own, own, own, samples, piece, kept)
             found.append(part_memory(workload.layers, share, workload.dtype, states, part, workload.products))
         return found
 
@@ -204,12 +211,16 @@ class Planner:
         forward, backward, _ = self._seconds(layout)
         layers, found = self._cut_of(layout).layers, []
         for stage, memory in enumerate(self._memories(layout)):
-            held = self._held_by(layout, stage)
-            facts = held.stage
-            seconds = forward * sum(each.forward for each in held.segments)
-            seconds += backward * sum(each.backward for each in held.segments)
-            ends = layers[facts.first].name, layers[facts.last - 1].name
-            found.append(StageOf(*ends, facts.last - facts.first, seconds, memory))
+            chunks = [chunk.stage for chunk in self._held_by(layout, stage)]
+            segments = [each for chunk in self._held_by(layout, stage) for each in chunk.segments]
+            seconds = forward * sum(each.forward for each in segments)
+            seconds += backward * sum(each.backward for each in segments)
+            first, last = (
+                ", ".join(layers[place].name for place in ends)
+                for ends in ([each.first for each in chunks], [each.last - 1 for each in chunks])
+            )
+            count = sum(each.last - each.first for each in chunks)
+            found.append(StageOf(first, last, count, seconds, memory))
         return found
 
     def _strategy(self, layout: Layout) -> PartsOfModel:
@@ -241,13 +252,16 @@ class Planner:
             return False
         return True
 
-    def _held_by(self, layout: Layout, stage: int) -> HeldRows:
+    def _held_by(self, layout: Layout, stage: int) -> list[HeldRows]:
+        """Return what a worker of a stage holds, by chunk."""
         strategy, cut, mesh = self._strategy(layout), self._cut_of(layout), layout.mesh
-        key = (self._samples(layout), mesh.pipeline, mesh.tensor, stage, strategy.recompute)
+        groups = mesh.pipeline * layout.chunks
+        key = (self._samples(layout), groups, mesh.pipeline, mesh.tensor, stage, strategy.recompute)
         if key not in self._held:
             if key[:2] not in self._sizes:
-                self._sizes[key[:2]] = strategy.place(cut.work, mesh.pipeline)
-            (self._held[key],) = cut.held(self._sizes[key[:2]], [stage], mesh.tensor, strategy.recompute)
+                self._sizes[key[:2]] = strategy.place(cut.work, groups)
+            own = mesh.groups_of(stage * mesh.tensor, groups)
+            self._held[key] = cut.held(self._sizes[key[:2]], own, mesh.tensor, strategy.recompute)
         return self._held[key]
 
     # --- times --------------------------------------------------------------------------------------------------
@@ -255,13 +269,13 @@ class Planner:
     def least_s(self, layout: Layout) -> float:
         """Return seconds that a step takes at least: no worker waits, but for the first micro-batch and the last one.
 
-        Stage s begins after the forward pass of a micro-batch through the stages before it, and after its last backward
-        pass these have theirs.
+        Stage s begins after the forward pass of a micro-batch through the first chunks of the stages before it, and
+        after its last backward pass these have theirs.
         """
         mesh, pieces = layout.mesh, layout.micro_batches
         if mesh.parts == 1:
             return 0.0
-        forward, backward, update = self._seconds(layout)
+        _, _, update = self._seconds(layout)
         costs = self.predictor.communication(layout.strategy)
         number = ELEMENT_BYTES[self.predictor.workload.dtype]
         piece = self.batch // mesh.data // pieces
@@ -269,31 +283,37 @@ class Planner:
         for stage in range(mesh.pipeline):
             held = self._held_by(layout, stage)
             own = range(stage * mesh.tensor, (stage + 1) * mesh.tensor)
-            one_forward = forward * sum(each.forward for each in held.segments)
-            one_backward = backward * sum(each.backward for each in held.segments)
-            again = one_forward
-            for each in held.segments:
-                if each.divided:
-                    one_forward += costs.time(Operation(Kind.ALLREDUCE, piece * each.gives[0] * number, own))
-                if each.divided and each.needed:
-                    one_backward += costs.time(Operation(Kind.ALLREDUCE, piece * each.takes[0] * number, own))
-            recompute = self._strategy(layout).recompute
-            one_backward += {"none": 0.0, "layer": again, "all": one_forward}[recompute]
-            end_s = update * held.parameters / self.predictor.workload.layers.parameters
+            passes = [self._passes_s(layout, chunk, own) for chunk in held]
+            parameters = sum(chunk.parameters for chunk in held)
+            end_s = update * parameters / self.predictor.workload.layers.parameters
             if mesh.data > 1:
                 alike = range(own[0], self.devices, mesh.parts)
-                end_s += costs.time(Operation(Kind.ALLREDUCE, held.parameters * number, alike))
+                end_s += costs.time(Operation(Kind.ALLREDUCE, parameters * number, alike))
             if stage == 0:
                 first_end_s = end_s
-            busy = before_s + pieces * (one_forward + one_backward)
+            busy = before_s + pieces * sum(map(sum, passes))
             least = max(least, busy + end_s, busy + after_s + first_end_s)
             message = 0.0
             if stage < mesh.pipeline - 1:
                 ends = (own[0], own[0] + mesh.tensor)
-                message = costs.time(Operation(Kind.SEND, piece * held.stage.gives[0] * number, ends))
-            before_s += one_forward + message
-            after_s += one_backward + message
+                message = costs.time(Operation(Kind.SEND, piece * held[0].stage.gives[0] * number, ends))
+            before_s += passes[0][0] + message
+            after_s += passes[0][1] + message
         return least
+
+    def _passes_s(self, layout: Layout, chunk: HeldRows, workers: range) -> tuple[float, float]:
+        """Return the seconds of both passes of a micro-batch through a chunk of layers that `workers` share."""
+        forward, backward, _ = self._seconds(layout)
+        costs, number = self.predictor.communication(layout.strategy), ELEMENT_BYTES[self.predictor.workload.dtype]
+        piece = self.batch // layout.mesh.data // layout.micro_batches
+        forward_s = again = forward * sum(each.forward for each in chunk.segments)
+        backward_s = backward * sum(each.backward for each in chunk.segments)
+        for each in chunk.segments:
+            if each.divided:
+                forward_s += costs.time(Operation(Kind.ALLREDUCE, piece * each.gives[0] * number, workers))
+            if each.divided and each.needed:
+                backward_s += costs.time(Operation(Kind.ALLREDUCE, piece * each.takes[0] * number, workers))
+        return forward_s, backward_s + {"none": 0.0, "layer": again, "all": forward_s}[self._strategy(layout).recompute]
 
     def price(self, layout: Layout) -> Step:
         """Return the prediction of a step."""
@@ -385,8 +405,8 @@ class Planner:
         )
 
 
-def _divisions(devices: int, batch: int, layers: int) -> Iterator[tuple[Mesh, int]]:
-    """Yield the meshes whose replicas have several workers, with each number of micro-batches."""
+def _divisions(devices: int, batch: int, layers: int) -> Iterator[tuple[Mesh, int, int]]:
+    """Yield the meshes whose replicas have several workers, with each number of micro-batches, and of chunks."""
     for parts in _divisors(devices)[1:]:
         replicas = devices // parts
         if batch % replicas:
@@ -395,21 +415,29 @@ def _divisions(devices: int, batch: int, layers: int) -> Iterator[tuple[Mesh, in
             mesh = Mesh(replicas, stages, parts // stages)
             if stages > layers:
                 continue
-            pieces = [each for each in _divisors(batch // replicas) if stages <= each <= _MOST_PIECES * stages]
-            yield from ((mesh, each) for each in (pieces if stages > 1 else [1]))
+            if stages == 1:
+                yield mesh, 1, 1
+                continue
+            for pieces in _divisors(batch // replicas):
+                if stages <= pieces <= _MOST_PIECES * stages:
+                    yield mesh, pieces, 1
+                    if pieces % stages == 0 and _CHUNKS * stages <= layers:
+                        yield mesh, pieces, _CHUNKS
 
 
-def _in_parts(mesh: Mesh, pieces: int, recompute: Recompute) -> Layout:
-    """Return the layout of a mesh whose stages are cut by times."""
+def _in_parts(mesh: Mesh, pieces: int, chunks: int, recompute: Recompute) -> Layout:
+    """Return the layout of a mesh whose stages, or chunks of layers on these, are cut by times."""
     options: dict[str, object] = {"recompute": recompute} if recompute != "none" else {}
     if mesh.pipeline == 1:
         return Layout("tensor", Component(name="tensor", options={"degree": mesh.tensor, **options}), mesh)
     options = {"micro_batches": pieces, "balance": "times", **options}
+    if chunks > 1:
+        options |= {"schedule": "interleaved", "chunks": chunks}
     if mesh.tensor == 1:
         component = Component(name="pipeline", options={"stages": mesh.pipeline, **options})
-        return Layout("pipeline", component, mesh, pieces)
+        return Layout("pipeline", component, mesh, pieces, chunks)
     component = Component(name="hybrid", options={"pipeline": mesh.pipeline, "tensor": mesh.tensor, **options})
-    return Layout("hybrid", component, mesh, pieces)
+    return Layout("hybrid", component, mesh, pieces, chunks)
 
 
 def _with_fewest_pieces(layouts: Sequence[Layout]) -> list[Layout]:

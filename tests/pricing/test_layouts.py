@@ -39,11 +39,11 @@ def test_the_best_is_that_of_pricing_every_layout(cluster):
 
 def test_layouts_are_all_meshes_with_their_micro_batches():
     found = planner(devices=4, batch=8).layouts
-    meshes = {(each.mesh.data, each.mesh.pipeline, each.mesh.tensor, each.micro_batches) for each in found}
-    assert meshes == {
-        (4, 1, 1, 1), (2, 1, 2, 1), (1, 1, 4, 1), (2, 2, 1, 2), (2, 2, 1, 4), (1, 4, 1, 4), (1, 4, 1, 8),
-        (1, 2, 2, 2), (1, 2, 2, 4), (1, 2, 2, 8),
-    }  # fmt: skip
+    whole = {(4, 1, 1, 1, 1), (2, 1, 2, 1, 1), (1, 1, 4, 1, 1)}
+    staged = [(2, 2, 1, 2), (2, 2, 1, 4), (1, 4, 1, 4), (1, 4, 1, 8), (1, 2, 2, 2), (1, 2, 2, 4), (1, 2, 2, 8)]
+    assert {(each.mesh.data, each.mesh.pipeline, each.mesh.tensor, *each[3:]) for each in found} == whole | {
+        (*each, chunks) for each in staged for chunks in (1, 2)
+    }
     assert [each.kind for each in found].count("data") == 1
     assert len({each.kind for each in found}) == 4 + 3  # data, three kinds of shards, tensor, pipeline, hybrid
 
@@ -87,11 +87,15 @@ def test_memory_that_no_layout_fits_into_is_refused_with_the_least_and_its_place
         planner(devices=7, batch=5, model="alexnet").plan()
 
 
-def test_stages_are_those_of_the_layout():
+@pytest.mark.parametrize(
+    ("chunks", "first", "last"), [(1, "patches", "norm"), (2, "patches, blocks.7", "blocks.6, norm")]
+)
+def test_stages_are_those_of_the_layout(chunks, first, last):
     own = planner()
-    layout = next(each for each in own.layouts if each.mesh.pipeline == 4 and each.mesh.tensor == 1)
+    four = (each for each in own.layouts if each.mesh.pipeline == 4 and each.mesh.tensor == 1)
+    layout = next(each for each in four if each.chunks == chunks)
     assert isinstance(layout, Layout)
     stages = own.stages(layout)
     assert sum(stage.layers for stage in stages) == 16
-    assert (stages[0].first, stages[-1].last) == ("patches", "norm")
+    assert (stages[0].first, stages[-1].last) == (first, last)
     assert sum(stage.memory.parameters for stage in stages) == 4 * own.predictor.workload.layers.parameters
