@@ -76,7 +76,9 @@ def test_commands_of_the_pages_run(pages, tmp_path, monkeypatch, invoke):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr("scalebench.figures.plotting._MOST_JOBS", 1)  # most of these commands draw one figure
     for page in pages:
-        for block in blocks_of(ROOT / page):
+        blocks = list(blocks_of(ROOT / page))
+        assert any([*commands_of(block)] for block in blocks if block.language == "sh")
+        for block in blocks:
             if named := NAMED.match(block.text):
                 Path(named[1]).write_text(block.text, encoding="utf-8")
             if block.language != "sh" or "<!-- not run: " in block.comments:
@@ -114,10 +116,15 @@ def test_every_figure_of_the_registry_is_in_the_gallery():
 
 
 def test_links_between_pages_and_to_pictures_lead_somewhere():
-    for page in [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *(ROOT / "docs").rglob("*.md")]:
-        if "_build" in page.parts or "reference" in page.parts:
-            continue
-        for link in LINK.findall(page.read_text(encoding="utf-8")):
+    links = {
+        page: LINK.findall(page.read_text(encoding="utf-8"))
+        for page in [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *(ROOT / "docs").rglob("*.md")]
+        if "_build" not in page.parts and "reference" not in page.parts
+    }
+    assert len(links[ROOT / "README.md"]) > 1
+    assert len(links[ROOT / "docs/figures.md"]) >= len(figure_names())
+    for page, targets in links.items():
+        for link in targets:
             assert (page.parent / link).is_file() or "reference/" in link, f"{page.name}: {link}"
 
 

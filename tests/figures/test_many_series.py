@@ -108,8 +108,10 @@ def test_each_page_fits_and_names_its_series(drawn, name, style):
 @pytest.mark.parametrize("name", ["breakdown", "reduction-parts", "communication"])
 def test_slides_keep_texts_apart_below_long_titles(drawn, name):
     _, pages = drawn(name, "slides")
+    assert len(pages) > 1
     for figure in pages:
         assert overlapping(figure) == []
+        assert any(ax.get_ylabel() for ax in figure.axes)
         for ax in figure.axes:
             label = ax.yaxis.label.get_window_extent()
             assert not ax.get_ylabel() or label.height <= 1.1 * ax.get_window_extent().height, ax.get_ylabel()
@@ -192,9 +194,8 @@ def test_further_pages_are_written_beside_the_first(eight, tmp_path):
 
 
 def test_caption_in_the_picture_has_at_most_four_lines(drawn):
-    for name in figure_names():
-        if name in NOT_HERE:
-            continue
+    assert set(NOT_HERE) < set(figure_names())
+    for name in set(figure_names()) - set(NOT_HERE):
         _, (first, *_) = drawn(name, "report")
         (text,) = [text.get_text() for text in first.findobj(Text) if text.get_text().startswith("mlp(hidden")]
         assert text.count("\n") < 4
@@ -293,7 +294,9 @@ def test_twelve_series_are_distinguishable(seed):
     draw = random.Random(seed)
     families = draw.sample(FAMILIES, draw.randint(3, 12))
     series = [f"{name}(steps={n})" if n else name for name in families for n in range(4) if name != "serial" or not n]
-    given = looks(draw.sample(series, 12) if len(series) >= 12 else series)
+    chosen = draw.sample(series, 12) if len(series) >= 12 else series
+    given = looks(chosen)
+    assert set(given) == set(chosen)
     for (name, one), (other_name, other) in combinations(given.items(), 2):
         assert apart(one, other) >= 14, (name, other_name)
         if family(name) == family(other_name):
@@ -307,6 +310,7 @@ def test_twelve_series_are_distinguishable(seed):
 @pytest.mark.parametrize("seed", range(20))
 def test_twelve_families_are_distinguishable_by_colour_alone(seed):
     given = looks(random.Random(seed).sample(FAMILIES, 12))
+    assert len(given) == 12
     for eyes in SEEN:
         for (name, one), (other_name, other) in combinations(given.items(), 2):
             assert apart(one, other, eyes) >= 14, (name, other_name, eyes)
@@ -329,7 +333,9 @@ def test_twelve_options_of_one_family_are_told_apart():
 
 def test_no_series_is_grey():
     names = [f"{name}(steps={n})" if n else name for name in FAMILIES for n in range(4)]
-    for name, look in looks(names).items():
+    given = looks(names)
+    assert set(given) == set(names)
+    for name, look in given.items():
         _, a, b = lab(look.color)
         assert family(name) == "serial" or np.hypot(a, b) > 12, name
 

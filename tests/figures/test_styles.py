@@ -35,7 +35,9 @@ def test_common_strategies_look_the_same_in_every_study():
 
 def test_options_of_a_strategy_share_its_mark_and_differ_in_shade():
     for labels in SWEEPS[:3]:
-        assert len({marker for _, marker, _ in shown(labels).values()}) == 1
+        given = shown(labels)
+        assert set(given) == set(labels)
+        assert len({marker for _, marker, _ in given.values()}) == 1
 
 
 @pytest.mark.parametrize("labels", SWEEPS, ids=lambda labels: labels[0])

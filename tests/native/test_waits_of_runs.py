@@ -69,6 +69,7 @@ def in_epochs(worker):
 def test_waiting_is_part_of_communication(paced, strategy):
     """A fast worker waits about as long as the slow one computes longer."""
     workers = paced[strategy].workers
+    assert [len(worker.epochs) for worker in workers] == [2] * WORKERS
     for worker in workers:
         assert 0 <= worker.wait_s <= worker.comm_s
         assert all(0 <= epoch.wait_s <= epoch.comm_s + 1e-9 for epoch in worker.epochs)

@@ -63,7 +63,9 @@ def test_times_are_those_of_a_prediction():
     """Of a step of many: pipelines of further steps begin where stages are free."""
     own = planner(batch=64)
     long = Predictor(replace(own.predictor.workload, samples=64 * 100), own.predictor.platform)
-    for step in own.plan().steps:
+    steps = own.plan().steps
+    assert {step.layout.kind for step in steps} == {layout.kind for layout in own.layouts} > {"data", "hybrid"}
+    for step in steps:
         times = long.times(step.layout.strategy, 8, [Case(own.predictor.platform, 64)])
         assert step.step_s == pytest.approx(float(times.time[0]) / 100, rel=0.03), step.layout
 

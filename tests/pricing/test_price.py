@@ -41,7 +41,9 @@ def test_groups_that_call_different_collectives_pay_their_own(make_run, blobs, m
     run = make_run({"daso-heat": options}, 4, epochs=8, batch_per_worker=3, virtual={"jitter": "none"})
     computed, _ = simulate(run, blobs, machine)
     modelled = model_time(run.model_copy(update={"execution": "modelled"}), blobs, machine)
+    assert len(computed.workers) == 4
     for found, expected in zip(modelled.workers, computed.workers, strict=True):
+        assert expected.comm_s > 0
         assert (found.train_s, found.comm_s) == pytest.approx((expected.train_s, expected.comm_s), rel=1e-9)
 
 

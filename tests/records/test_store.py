@@ -66,7 +66,8 @@ def test_reopening_finds_completed_runs_and_attempts(folder):
 
 def test_truncation_at_any_byte_of_the_last_run_loses_only_that_run(folder, tmp_path):
     whole = (folder / "runs.csv").read_bytes()
-    last_row = len(whole) - whole.rstrip(b"\n").rfind(b"\n") - 1
+    last_row = len(whole.splitlines(keepends=True)[-1])
+    assert b",hash-b," in whole[-last_row:]
     for missing in range(1, last_row + 1):
         cut = tmp_path / "cut"
         shutil.copytree(folder, cut)
@@ -91,6 +92,7 @@ def test_truncated_epochs_of_an_uncommitted_run_are_removed(folder, tmp_path):
     whole = (folder / "epochs.csv").read_bytes()
     runs = (folder / "runs.csv").read_bytes().splitlines(keepends=True)
     (folder / "runs.csv").write_bytes(b"".join(runs[:-1]))
+    assert whole.removeprefix(committed).count(b"\n") == 3
     for length in range(len(committed), len(whole) + 1):
         (folder / "epochs.csv").write_bytes(whole[:length])
         Store(folder, fsync=False).close()

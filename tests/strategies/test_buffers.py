@@ -50,6 +50,7 @@ def test_real_ranks_end_with_the_buffers_of_virtual_workers(make_run, blobs, sim
         pytest.skip(reason)
     here = [name for name in CASES if available(name) is None]
     runs = [run for name in here for run in native_runs(name, CASES[name], make_run, counts=(2, 4), model=MODEL)]
+    assert {"ddp-2", "ddp-4", "ddp-accumulating-2", "ddp-accumulating-4"} <= {run.run_id for run in runs}
     found = launched("gloo", runs, [], blobs, tmp_path)
     for run in runs:
         native, (outcome, weights, buffers) = found[run.run_id], simulated(run)
@@ -91,6 +92,8 @@ def test_each_step_of_ddp_is_charged_a_broadcast(make_run, simulated, machine, m
     without = simulated(run)[0]
     costs = Costs(Network(machine.cluster, machine.cluster.node.workers_per_node), machine.engines, "gloo")
     price = 2 * whole.facts.steps_per_epoch * costs.time(broadcast(BYTES, (0, 1, 2, 3)))
+    assert price > 0
+    assert len(whole.workers) == 4
     for charged, free in zip(whole.workers, without.workers, strict=True):
         assert charged.train_s - free.train_s == pytest.approx(price, rel=1e-9)
 

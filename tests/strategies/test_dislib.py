@@ -52,6 +52,7 @@ def test_communications_are_those_of_the_rule(play, name, workers):
     """There and back through the master after epochs 2, 4 and 5; a merge after 2 and 4, and the mean at the end."""
     outcome, _ = play({name: {"every": 2}}, workers, epochs=5, blocks=8)
     expected = [0, 1, 0, 1, 1] if name.endswith("async") else [0, 2, 0, 2, 2]
+    assert len(outcome.workers) == workers
     for worker in outcome.workers:
         counted = [epoch.syncs for epoch in worker.epochs]
         counted[-1] += worker.syncs - sum(counted)  # what `finish` did

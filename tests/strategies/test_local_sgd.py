@@ -324,7 +324,9 @@ def test_messages_are_whole_vectors(trained, strategy):
     outcome, weights, _ = trained(strategy)
     name, options = (strategy, {}) if isinstance(strategy, str) else next(iter(strategy.items()))
     messages = 2 if options.get("peers", "ring") == "ring" else 1
+    assert len(outcome.workers) == WORKERS
     for report in outcome.workers:
+        assert report.syncs > 0
         mixings = report.syncs - 1 if name == "gossip" else 0
         vectors = report.syncs + (messages - 1) * mixings
         assert report.bytes_sent == vectors * weights["final"].numel() * 8

@@ -176,6 +176,7 @@ def test_leads_of_ssp_and_strict_dssp_keep_to_their_bounds_in_a_run(play):
 def test_a_step_is_one_synchronisation_of_the_vector_and_two_numbers(play):
     for strategy in FAMILY:
         outcome, weights = play(strategy, 4, epochs=3)
+        assert len(outcome.workers) == 4
         for worker in outcome.workers:
             assert worker.syncs == 9
             assert worker.bytes_sent == 9 * (weights["final"].numel() * 8 + 8 * PUSH_NUMBERS)
@@ -272,6 +273,7 @@ def test_sharded_servers_answer_as_a_single_one(order, shards, dtype):
             asked.discard(to)
             joined = spread.joined([each[place][1] for each in apart])
             assert torch.equal(joined.view(torch.uint8), reply.view(torch.uint8))
+    assert len(asked) < 3, "pushes of all workers are answered"
 
 
 @pytest.mark.parametrize("gate", [Lockstep, Gate])

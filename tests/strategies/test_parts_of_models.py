@@ -354,6 +354,7 @@ def test_interleaved_is_the_order_of_torch(stages, chunks, pieces):
             (each.computation_type.name == "FORWARD", each.microbatch_index, each.stage_index) for each in actions
         ]
         moves = own.order(stage, stages, pieces)
+        assert len(expected) == 2 * chunks * pieces
         assert [(move.forward, move.micro_batch, move.chunk * stages + stage) for move in moves] == expected
 
 

@@ -288,7 +288,9 @@ def test_runs_send_what_their_program_records(name, trailing, play, recorded):
     strategy = registry.create(name, {**OPTIONS.get(name, {}), **policies}, "virtual")
     outcome, _ = play({name: strategy.model_dump()}, 4, **UNEVEN)
     schedules = recorded({name: strategy.model_dump()}, 4, **UNEVEN)
+    assert len(schedules) == 4
     for worker, schedule in zip(outcome.workers, schedules, strict=True):
+        assert schedule.syncs > 0
         assert (worker.syncs, worker.bytes_sent) == (schedule.syncs, schedule.bytes_sent)
 
 

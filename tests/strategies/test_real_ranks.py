@@ -170,6 +170,7 @@ def test_rules_that_depend_on_timing_train_on_a_real_server(launched):
         outcome = outcomes[run.run_id]
         assert outcome.status == "completed", (run.run_id, outcome.error)
         steps = outcome.facts.steps_per_epoch * run.epochs
+        assert len(outcome.workers) == 3
         for worker in outcome.workers:
             counted = sum(sum(worker.histograms.get(name, {}).values()) for name in ("staleness", "dropped"))
             assert counted == worker.optimizer_steps <= steps

@@ -170,7 +170,9 @@ def test_predictions_of_one_node_meet_their_target_and_intervals_widen() -> None
 
 
 def test_throughput_and_seconds_are_inverse() -> None:
-    for row in records(some_rows("TensorFlow", "Baidu", "MosaicML")):
+    table = some_rows("TensorFlow", "Baidu", "MosaicML")
+    assert set(table["quantity"]) == {"throughput_total", "allreduce_time"}
+    for row in records(table):
         assert step_seconds(row, step_seconds(row, float(row.value)), back=True) == pytest.approx(float(row.value))
 
 

@@ -78,7 +78,9 @@ def test_collectives_agree_with_numpy(workers, size, seed):
         return results
 
     weights = np.arange(1, workers + 1)[:, None]
-    for rank, got in world.run(program).items():
+    results = world.run(program)
+    assert set(results) == set(range(workers))
+    for rank, got in results.items():
         np.testing.assert_allclose(got["sum"], values.sum(0), atol=1e-12)
         np.testing.assert_allclose(got["mean"], values.mean(0), atol=1e-12)
         np.testing.assert_array_equal(got["max"], values.max(0))

@@ -92,6 +92,7 @@ def test_training_metric_is_of_the_final_model_on_training_samples_spread_evenly
 @pytest.mark.parametrize("workers", [1, 4])
 def test_tasks_add_up_to_the_training_time(play, strategy, workers):
     outcome, _ = play(strategy, workers, epochs=3, virtual={"slowdown": {0: 1.7}, "jitter": "lognormal"})
+    assert [len(report.epochs) for report in outcome.workers] == [3] * workers
     for report in outcome.workers:
         parts = report.compute_s + report.comm_s + report.data_s + report.other_s
         assert parts == pytest.approx(report.train_s, rel=1e-9)
@@ -136,7 +137,9 @@ def test_slow_worker_delays_barriers_only(play):
 def test_synchronisations_and_bytes_follow_the_rule(play):
     expected = {"allreduce": 6 * 3, "epoch_average": 3, "serial": 0}
     for strategy, syncs in expected.items():
-        outcome, weights = play(strategy, 1 if strategy == "serial" else 2, epochs=3)
+        workers = 1 if strategy == "serial" else 2
+        outcome, weights = play(strategy, workers, epochs=3)
+        assert len(outcome.workers) == workers
         nbytes = weights["final"].numel() * 8
         for report in outcome.workers:
             assert report.syncs == syncs

@@ -49,8 +49,10 @@ def test_epoch_averaging_waits_as_long_at_fewer_barriers(play, free):
 @pytest.mark.parametrize("strategy", ["asp", "epoch_async", "ad_psgd"])
 def test_asynchronous_strategies_wait_only_at_the_end(play, free, strategy):
     outcome, _ = play(strategy, 4, machine=free, **SLOW)
+    assert len(outcome.workers) == 4
     for worker in outcome.workers:
         epochs = worker.epochs[:-1] if strategy == "ad_psgd" else worker.epochs  # its mean ends the last epoch
+        assert epochs
         assert sum(epoch.wait_s for epoch in epochs) == pytest.approx(0, abs=0.5 * STEP)  # for one another's updates
 
 

@@ -230,8 +230,9 @@ def test_parameter_intervals_stay_in_range():
     random = np.random.default_rng(8)
     load = workload()
     series = following(amdahl(), (1.0, 1e-5), load=load, noise=0.1, random=random)
-    for law in (amdahl(), universal(weak=False), mechanistic(load, "mechanistic-log")):
+    for law, count in ((amdahl(), 2), (universal(weak=False), 3), (mechanistic(load, "mechanistic-log"), 3)):
         own = fit(law, series)
+        assert len(law.parameters) == count
         for parameter in law.parameters:
             low, high = parameter_interval(own, series, parameter)
             assert parameter.least <= low <= parameter.of(own.coefficients) <= high <= parameter.most

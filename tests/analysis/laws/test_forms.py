@@ -61,6 +61,7 @@ def test_mechanistic_time_is_compute_and_synchronisations(c, a, bandwidth, every
 def test_gradients_are_derivatives(truth):
     name, coefficients, every = TRUTHS[truth]
     law, x = law_named(name, workload(every=every)), np.array(coefficients)
+    assert law.gradient(N, x).shape == (len(N), len(x))
     for index, step in enumerate(np.diag(1e-6 * x)):
         slope = (law.log_seconds(N, x + step) - law.log_seconds(N, x - step)) / (2 * step[index])
         np.testing.assert_allclose(law.gradient(N, x)[:, index], slope, rtol=1e-5, atol=1e-9)
