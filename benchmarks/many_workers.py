@@ -47,7 +47,7 @@ def simulate_here(strategy: str) -> dict[str, float]:
     """One run in this process: its CPU seconds and its peak memory."""
     import resource
 
-    from scalebench.virtual.engine import simulate_alike
+    from scalebench.virtual.pool import simulate_alike
 
     run = make_run(TRAINING, strategy).model_copy(update={"workers": WORKERS})
     ((_, outcome, _),) = simulate_alike([run], open_dataset(prepare(TRAINING, WORKERS)), stated_machine())

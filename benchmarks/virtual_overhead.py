@@ -25,7 +25,7 @@ from scalebench.pricing.machine import Machine
 from scalebench.pricing.step_times import BatchTimes, StepTable
 from scalebench.strategies import registry
 from scalebench.study.spec import Component, Run, Training
-from scalebench.virtual.engine import simulate_alike
+from scalebench.virtual.pool import simulate_alike
 
 WORKERS, EPOCHS, PAIRS = 64, 3, 5
 DEFAULTS = ("allreduce", "horovod", "ddp", "epoch_average", "epoch_async")

@@ -68,27 +68,6 @@ class MeasuringClock(VirtualClock):
             self.found[name_of(operation)].append((times, seconds))
 
 
-class _MeasuringSimulation(Simulation):
-    """Simulation with a few batches an epoch and without evaluation."""
-
-    clock_kind = MeasuringClock
-
-    def measure(self, size: int) -> Found:
-        count = self.mesh.data
-        rows = min(self.dataset.n_train, _STEPS * size * count)
-        part = replace(self.dataset, x_train=self.dataset.x_train[:rows], y_train=self.dataset.y_train[:rows])
-        self.dataset, self.plan = part, BatchPlan(rows, count, seed=self.run.seed, batch_per_worker=size)
-        replicas = [self._replica(rank) for rank in range(self.run.workers)]
-        found: Found = defaultdict(list)
-        deadline = time.thread_time() + _BUDGET_S
-        for replica in replicas:
-            clock: Any = replica.clock
-            clock.found, clock.deadline = found, deadline
-        with suppress(RunError):  # budget spent or diverged: the times so far are kept
-            self.scheduler.run({rank: partial(train, replica, self.strategy) for rank, replica in enumerate(replicas)})
-        return found
-
-
 def measure_operations(runs: Sequence[Run], datasets: dict[int, Dataset], machine: Machine) -> OperationTimes:
     """Measure the operations of each strategy of `runs`, by strategy with options, at the speed of `machine`."""
     smallest: dict[str, Run] = {}
@@ -113,8 +92,23 @@ def measure_operations(runs: Sequence[Run], datasets: dict[int, Dataset], machin
 
 
 def _played(run: Run, dataset: Dataset, machine: Machine) -> Found:
-    simulation = _MeasuringSimulation([run], dataset, machine)
-    return simulation.measure(simulation.plan.batch_size)
+    """Play a few batches of an epoch, without evaluation, and return the times of the operations in it."""
+    simulation = Simulation(run, dataset, machine, MeasuringClock)
+    count = simulation.mesh.data
+    size = simulation.plan.batch_size
+    rows = min(dataset.n_train, _STEPS * size * count)
+    simulation.dataset = replace(dataset, x_train=dataset.x_train[:rows], y_train=dataset.y_train[:rows])
+    simulation.plan = BatchPlan(rows, count, seed=run.seed, batch_per_worker=size)
+    replicas = [simulation.replica(rank) for rank in range(run.workers)]
+    found: Found = defaultdict(list)
+    deadline = time.thread_time() + _BUDGET_S
+    for replica in replicas:
+        clock: Any = replica.clock
+        clock.found, clock.deadline = found, deadline
+    programs = {rank: partial(train, replica, simulation.strategy) for rank, replica in enumerate(replicas)}
+    with suppress(RunError):  # budget spent or diverged: the times so far are kept
+        simulation.scheduler.run(programs)
+    return found
 
 
 def _time(calls: list[tuple[int, float]], workers: int) -> OperationTime:

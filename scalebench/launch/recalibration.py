@@ -39,9 +39,8 @@ from scalebench.records.study_file import replace_study
 from scalebench.study.spec import Run
 from scalebench.system.interruption import Interruption
 from scalebench.training.outcome import Evaluation, Outcome
-from scalebench.virtual.engine import replays
 from scalebench.virtual.pool import Simulator, run_virtual
-from scalebench.virtual.replay import Trace
+from scalebench.virtual.timing import Trace, is_lock_step
 
 _EARLIER = "earlier"  # folder with the files before another cluster or jitter, numbered from 1
 
@@ -94,7 +93,7 @@ def recalibrate(
         traces = {
             run.run_id: _trace(run, row, epochs.get(row.name, results.epochs[:0]))
             for run, row in pairs
-            if replays(run) and _same_batches(plan, before, run)
+            if is_lock_step(run) and _same_batches(plan, before, run)
         }
         outcomes: dict[str, Outcome] = {}
         run_virtual(

@@ -152,7 +152,7 @@ class RecordingWorker:
         self._update_share = 1.0
         self._loss_is_elsewhere = False
         self.model: Any = model
-        numbers = _trainable_numbers(model)
+        numbers = trainable_numbers(model)
         self.dtype: torch.dtype = getattr(torch, run.dtype)
         self.parameters = torch.empty(numbers, dtype=self.dtype, device="meta")
         self.gradients = self.parameters.clone()  # other ways to make meta tensors import sympy, in half a second
@@ -283,7 +283,7 @@ class RecordingWorker:
             by_layer = recompute == "layer"
             held = held_by(layers, sizes, mesh, replica.rank, str(self.run.model), by_layer=by_layer)
             facts = sizes_of(self._facts, held, sizes, mesh, replica.rank, sample)
-            numbers = _trainable_numbers(held.model)
+            numbers = trainable_numbers(held.model)
         self.parameters = torch.empty(numbers, dtype=self.dtype, device="meta")
         self.gradients = self.parameters.clone()
         sharing = replica.split(lambda rank: rank // tensor) if tensor > 1 else replica
@@ -488,7 +488,8 @@ def _layers_of(model: torch.nn.Module, name: str) -> list[Layer]:
 
 
 @lru_cache(maxsize=2)
-def _trainable_numbers(model: torch.nn.Module) -> int:
+def trainable_numbers(model: torch.nn.Module) -> int:
+    """Return the number of trainable parameters."""
     return sum(parameter.numel() for parameter in model.parameters() if parameter.requires_grad)
 
 

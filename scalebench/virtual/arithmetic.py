@@ -11,7 +11,7 @@ from __future__ import annotations
 import hashlib
 import json
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, fields, replace
 from statistics import median
@@ -34,10 +34,10 @@ from scalebench.system.atomic_write import cache_folder
 from scalebench.system.clock import WallClock
 from scalebench.system.random_state import drawn_since, random_state
 from scalebench.training.loop import evaluate, train
-from scalebench.training.outcome import Evaluation
 from scalebench.training.replica import Replica
 from scalebench.virtual.batched import Batched, Gradients, losses_of_samples
 from scalebench.virtual.recorded import RecordedReplica
+from scalebench.virtual.timing import Trace
 
 ONE_BATCH = "one_batch"  # arithmetic of equal replicas
 _TRIED = 16  # workers, at most, among which batched gradients are tried
@@ -111,20 +111,10 @@ class _GlobalReplica(Replica):
         return losses_of_samples(self.task, self.model(x[0]), y[0])[None]
 
 
-@dataclass(frozen=True)
-class OneForAll:
-    """Results of K equal replicas: mean loss of each worker and epoch, evaluations, and weights."""
-
-    losses: list[list[float | None]]
-    evaluated: list[Evaluation]
-    weights: Mapping[str, Tensor]
-    eval_s: float
-
-
 def train_one_for_all(
     run: Run, dataset: Dataset, plan: BatchPlan, on_epoch: Callable[[int], None] | None = None, *, records: bool = False
-) -> OneForAll:
-    """Train one replica on the batches of all workers of `run`, whose strategy averages their gradients.
+) -> Trace:
+    """Train one replica, equal to all K, on the batches of all workers of `run`, whose strategy averages gradients.
 
     `records`: the model's operations do not depend on values, and are repeated.
 
@@ -140,7 +130,8 @@ def train_one_for_all(
     assert found.final is not None
     by_worker: list[list[float | None]] = [list(losses) for losses in zip(*replica.losses, strict=True)]
     weights = {"initial": replica.initial, "final": found.final}
-    return OneForAll(by_worker, found.evaluations, weights, time.perf_counter() - began)
+    eval_s = time.perf_counter() - began
+    return Trace(by_worker, found.evaluations, arithmetic=ONE_BATCH, weights=weights, eval_s=eval_s)
 
 
 # --- the choice ---------------------------------------------------------------------------------------------------

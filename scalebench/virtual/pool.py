@@ -1,4 +1,8 @@
-"""A pool of long-lived processes that simulate independent virtual runs, one run at a time each."""
+"""Virtual runs of a study, in a pool of long-lived processes.
+
+A piece of work are the runs whose arithmetic is the same: it is computed once, and each of them is timed. Others are
+pieces by themselves.
+"""
 
 from __future__ import annotations
 
@@ -7,22 +11,100 @@ import multiprocessing
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
-from dataclasses import dataclass, field
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from scalebench.data.dataset import open_dataset
-from scalebench.errors import in_one_line
+from scalebench.data.dataset import Dataset, open_dataset
+from scalebench.errors import RunError, in_one_line
 from scalebench.pricing.machine import Machine
+from scalebench.pricing.price import NotLockStepError
+from scalebench.pricing.recording import meta_model
 from scalebench.study.spec import Run
 from scalebench.system.parent_watch import exit_with_parent, preloaded_forkserver, signals_blocked
 from scalebench.training.initial_weights import save_weights
 from scalebench.training.outcome import Outcome
-from scalebench.virtual.engine import Weights, alike, replay_or_simulate, simulate_alike
-from scalebench.virtual.replay import Trace
+from scalebench.virtual.engine import compute, model_time, simulate
+from scalebench.virtual.timing import Trace, Weights, is_lock_step, strategy_of, time
 
 OnOutcome = Callable[[Run, Outcome], None]
 _POLL_S = 0.2  # between two checks of `stopping`
+_NOT_TIMED = (NotLockStepError, RuntimeError, RunError)  # a schedule that is not recorded, or not that of a trace
+Simulated = tuple[Run, Outcome, Weights]
+
+
+def alike(run: Run) -> str:
+    """A key that runs of one study share whose arithmetic is the same, whatever their time."""
+    arithmetic = strategy_of(run).arithmetic(run.workers)
+    stays = run.shuffle in ("none", "in_block")  # rows that travel are charged from what they are
+    shares = arithmetic and stays and run.execution == "virtual"
+    return f"{arithmetic} {run.workers} {run.seed} {sorted(run.tuned.items())}" if shares else run.run_id
+
+
+def simulate_alike(runs: Sequence[Run], dataset: Dataset, machine: Machine) -> Iterator[Simulated]:
+    """Simulate runs of one `alike` key: the arithmetic of the first one is that of all, each of which is timed.
+
+    Of a model with buffers, a strategy that sends them is computed for itself: workers would else have their own.
+    """
+    shared: Trace | None = None
+    failed: Outcome | None = None
+    for run in runs:
+        weights: Weights = {}
+        if run.execution == "modelled":
+            outcome = model_time(run, dataset, machine)
+        elif run.trace or alike(run) == run.run_id:
+            outcome, weights = simulate(run, dataset, machine)
+        elif failed is not None:
+            outcome = replace(failed, run_id=run.run_id)
+        else:
+            own_buffers = run.workers > 1 and strategy_of(run).traits.sends_buffers and _has_buffers(run, dataset)
+            try:
+                trace = compute(run, dataset, machine) if shared is None or own_buffers else shared
+                (outcome,) = time([run], dataset, machine, [trace])
+            except RunError as error:
+                outcome = failed = Outcome(run.run_id, error.status, in_one_line(error))
+            else:
+                weights = trace.weights
+                if trace is not shared:
+                    outcome.eval_s = trace.eval_s
+                shared = shared if own_buffers else trace
+        yield run, _also_without_jitter(run, outcome, dataset, machine), weights
+
+
+def time_or_simulate(
+    runs: Sequence[Run], dataset: Dataset, machine: Machine, traces: Sequence[Trace]
+) -> Iterator[Simulated]:
+    """Time repetitions of a completed run anew, or compute them again if their schedules are not those of `traces`."""
+    also = [place for place, run in enumerate(runs) if run.also_without_jitter]
+    steady, their_traces = [_without_jitter(runs[place]) for place in also], [traces[place] for place in also]
+    try:
+        outcomes = time([*runs, *steady], dataset, machine, [*traces, *their_traces])
+    except _NOT_TIMED:
+        for run in runs:
+            yield from simulate_alike([run], dataset, machine)
+        return
+    for place, outcome in zip(also, outcomes[len(runs) :], strict=True):
+        outcomes[place].add_facts(train_s_no_jitter=outcome.train_s)
+    for run, outcome in zip(runs, outcomes, strict=False):
+        yield run, outcome, {}
+
+
+def _also_without_jitter(run: Run, outcome: Outcome, dataset: Dataset, machine: Machine) -> Outcome:
+    """Add the time that the run takes if no step takes longer than another, if it asks for that."""
+    if run.also_without_jitter and outcome.status == "completed" and is_lock_step(run):
+        with suppress(*_NOT_TIMED):
+            (steady,) = time([_without_jitter(run)], dataset, machine, [Trace.of(outcome)])
+            outcome.add_facts(train_s_no_jitter=steady.train_s)
+    return outcome
+
+
+def _without_jitter(run: Run) -> Run:
+    return run.model_copy(update={"virtual": run.virtual.model_copy(update={"jitter": "none"})})
+
+
+def _has_buffers(run: Run, dataset: Dataset) -> bool:
+    return next(meta_model(run, dataset).buffers(), None) is not None
 
 
 @dataclass(frozen=True)
@@ -30,7 +112,7 @@ class Simulator:
     """Simulates pieces of work; it is sent to each process of the pool.
 
     `folders` are the data sets by worker count; `weights_folder` gets the weights of runs that keep them. Runs
-    that left `traces`, by run_id, are replayed.
+    that left `traces`, by run_id, are timed without arithmetic.
     """
 
     machine: Machine
@@ -40,15 +122,15 @@ class Simulator:
     traces: Mapping[str, Trace] = field(default_factory=dict)
 
     def piece_of(self, run: Run) -> str:
-        """Return a key that runs share which are simulated together: of equal arithmetic, or repetitions replayed."""
+        """Return a key that runs share which are simulated together: of equal arithmetic, or repetitions timed anew."""
         return f"{run.strategy} {run.workers}" if run.run_id in self.traces else alike(run)
 
     def simulated(self, runs: Sequence[Run]) -> Iterator[tuple[Run, Outcome, Weights]]:
         """Simulate the runs of a piece."""
         dataset = open_dataset(self.folders[runs[0].workers])
-        if runs[0].run_id in self.traces:
-            return replay_or_simulate(runs, dataset, self.machine, [self.traces[run.run_id] for run in runs])
-        return simulate_alike(runs, dataset, self.machine)
+        if runs[0].run_id not in self.traces:
+            return simulate_alike(runs, dataset, self.machine)
+        return time_or_simulate(runs, dataset, self.machine, [self.traces[run.run_id] for run in runs])
 
     def outcomes(self, runs: Sequence[Run], stopping: Callable[[], bool]) -> list[Outcome]:
         """The outcomes of `runs` in order, as far as they were made before `stopping` or a failure."""

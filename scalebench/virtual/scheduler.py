@@ -8,7 +8,7 @@ which Python executes the arithmetic between them.
 from __future__ import annotations
 
 import heapq
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -41,7 +41,7 @@ class Scheduler:
         self._grad: dict[int, bool] = {}
         self._hub = greenlet.getcurrent()
 
-    def run(self, programs: dict[int, Callable[[], Any]]) -> dict[int, Any]:
+    def run(self, programs: Mapping[int, Callable[[], Any]]) -> dict[int, Any]:
         """Run each worker's program from time zero; return their results by rank.
 
         Raises:

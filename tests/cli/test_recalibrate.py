@@ -109,7 +109,7 @@ def test_run_that_fails_when_it_is_charged_anew_changes_nothing(machine, invoke,
     invoke(*RUN)
     before = (MINE / "runs.csv").read_bytes()
     broken = Mock(side_effect=ValueError("broken"))
-    monkeypatch.setattr("scalebench.virtual.engine.replay", broken)
+    monkeypatch.setattr("scalebench.virtual.pool.time", broken)
     machine.factor = 2.0
     said = invoke("recalibrate", "results/mine", "--calibration", machine.calibration(), "--jobs", "1", code=2)
     assert "broken" in said

@@ -10,7 +10,8 @@ from scalebench.comm.engines import available
 from scalebench.pricing.costs import Costs
 from scalebench.strategies import ddp
 from scalebench.virtual import engine
-from scalebench.virtual.engine import simulate, simulate_alike
+from scalebench.virtual.engine import simulate
+from scalebench.virtual.pool import simulate_alike
 from tests.operations import broadcast
 from tests.strategies.test_native_equality import MODEL, launched, native_runs
 

@@ -8,7 +8,7 @@ from torch import nn
 
 from scalebench.virtual import engine
 from scalebench.virtual.arithmetic import Choice
-from scalebench.virtual.engine import simulate_alike
+from scalebench.virtual.pool import simulate_alike
 from scalebench.virtual.recorded import RecordedReplica
 
 

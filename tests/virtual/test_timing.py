@@ -1,4 +1,4 @@
-"""Replay of runs for their times, without arithmetic."""
+"""Times of runs whose arithmetic is known."""
 
 from __future__ import annotations
 
@@ -10,9 +10,10 @@ import torch
 
 from scalebench.pricing.price import NotLockStepError
 from scalebench.strategies import registry
-from scalebench.virtual import engine
-from scalebench.virtual.engine import alike, replay, replays, simulate, simulate_alike
-from scalebench.virtual.replay import Trace
+from scalebench.virtual import timing
+from scalebench.virtual.engine import simulate
+from scalebench.virtual.pool import alike, simulate_alike
+from scalebench.virtual.timing import Trace, is_lock_step, time
 
 BASELINES = ["allreduce", "horovod", "ddp"]
 VIRTUAL = {"jitter": "lognormal", "slowdown": {1: 1.3}}
@@ -25,7 +26,7 @@ def numbers(report):
 
 
 @pytest.mark.parametrize("workers", [1, 2, 5])
-def test_replay_equals_a_computed_run(make_run, blobs, machine, workers):
+def test_time_of_a_schedule_equals_a_computed_run(make_run, blobs, machine, workers):
     names = ["serial", *BASELINES, "epoch_average"] if workers == 1 else BASELINES
     runs = [make_run(name, workers, run_id=name, epochs=3, virtual=VIRTUAL) for name in names]
     assert len({alike(run) for run in runs}) == 1
@@ -81,13 +82,13 @@ def test_repetitions_share_schedules_that_do_not_depend_on_the_seed(
         for seed in range(3)
     ]
     traces = [Trace.untrained(run) for run in runs]
-    recorded = Mock(wraps=engine.record)
-    monkeypatch.setattr(engine, "record", recorded)
-    together = replay(runs, blobs, machine, traces)
+    recorded = Mock(wraps=timing.record_each)
+    monkeypatch.setattr(timing, "record_each", recorded)
+    together = time(runs, blobs, machine, traces)
     assert recorded.call_count == recordings
     assert len({outcome.train_s for outcome in together}) == 3
     for run, outcome in zip(runs, together, strict=True):
-        (alone,) = replay([run], blobs, machine, [Trace.untrained(run)])
+        (alone,) = time([run], blobs, machine, [Trace.untrained(run)])
         assert outcome.run_id == run.run_id
         for report, expected in zip(outcome.workers, alone.workers, strict=True):
             report.peak_rss_mib = expected.peak_rss_mib = None
@@ -99,37 +100,37 @@ def test_schedule_that_sends_other_bytes_than_the_trace_is_refused(make_run, blo
     computed, _ = simulate(run, blobs, machine)
     sent = computed.workers[0].syncs, computed.workers[0].bytes_sent + 8
     with pytest.raises(NotLockStepError, match="other bytes"):
-        replay([run], blobs, machine, [replace(Trace.of(computed), sent=sent)])
+        time([run], blobs, machine, [replace(Trace.of(computed), sent=sent)])
 
 
 DEPENDS_ON_TIME = {"ad_psgd", "asp", "bsp_backup", "dislib-compat-async", "dssp", "elastic_bsp", "epoch_async", "ssp"}
-FALLS_BACK = {  # computed again where another strategy is replayed
+FALLS_BACK = {  # computed again where another strategy is timed
     "bsp": "its server keeps the model",
 }
 
 
 @pytest.mark.parametrize("name", registry.names())
-def test_strategy_is_replayed_or_refuses(make_run, blobs, machine, name):
+def test_strategy_is_timed_or_refuses(make_run, blobs, machine, name):
     workers = 1 if name == "serial" else 4
     slowdown = {} if name == "serial" else {1: 1.3}
     run = make_run(name, workers, virtual={"jitter": "lognormal", "slowdown": slowdown})
-    assert replays(run) == (name not in DEPENDS_ON_TIME)
-    if not replays(run):
+    assert is_lock_step(run) == (name not in DEPENDS_ON_TIME)
+    if not is_lock_step(run):
         return
     computed, _ = simulate(run, blobs, machine)
     assert computed.status == "completed", computed.error
     if name in FALLS_BACK:
         with pytest.raises((NotLockStepError, RuntimeError)):
-            replay([run], blobs, machine, [Trace.of(computed)])
+            time([run], blobs, machine, [Trace.of(computed)])
         return
-    (found,) = replay([run], blobs, machine, [Trace.of(computed)])
+    (found,) = time([run], blobs, machine, [Trace.of(computed)])
     for report, expected in zip(found.workers, computed.workers, strict=True):
         report.peak_rss_mib = expected.peak_rss_mib = None
         assert numbers(report) == pytest.approx(numbers(expected), rel=1e-9, abs=1e-15)
     assert [each.metric for each in found.evaluations] == [each.metric for each in computed.evaluations]
     assert found.facts == computed.facts
     slower = replace(machine, tables=[table.scaled(2.0) for table in machine.tables])
-    (twice,) = replay([run], blobs, slower, [Trace.of(computed)])
+    (twice,) = time([run], blobs, slower, [Trace.of(computed)])
     for report, before in zip(twice.workers, found.workers, strict=True):
         assert (report.syncs, report.bytes_sent) == (before.syncs, before.bytes_sent)
         assert report.compute_s == pytest.approx(2 * before.compute_s)
