@@ -25,6 +25,9 @@ class Kind(StrEnum):
     TRAVEL = "travel"  # bytes of such a request or reply, beside which the server may serve others
 
 
+_WITH_ROOT = (Kind.REDUCE, Kind.BROADCAST)
+
+
 class Operation(NamedTuple):
     """One communication: equal ones cost the same, and cost the same to look up.
 
@@ -56,13 +59,13 @@ class Operation(NamedTuple):
 
     def payload(self, place: int) -> int:
         """Return the bytes that the member at `place` hands over, whatever the algorithm sends for it."""
+        if self.kind not in _WITH_ROOT:
+            return int(self.nbytes)
         is_root = place == self.root
         if self.kind == Kind.BROADCAST:
             messages = len(self.members) - 1 if self.linear else 1
             return int(self.nbytes) * messages if is_root else 0
-        if self.kind == Kind.REDUCE and self.linear and is_root:
-            return 0
-        return int(self.nbytes)
+        return 0 if self.linear and is_root else int(self.nbytes)
 
 
 def busiest(sizes: Sequence[Sequence[int]]) -> int:

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
-from scalebench.cluster.operation import Kind
+from scalebench.cluster.operation import Kind, Operation
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -181,8 +181,11 @@ class GroupCommunicator(Communicator, Protocol):
     def called(self, more: int | None) -> None:
         """Count further collective calls of a synchronisation; None if unknown."""
 
-    def linger(self, kind: Kind, nbytes: int) -> None:
-        """Sleep for the delay of slow links in a collective of `nbytes`."""
+    def operation(self, kind: Kind, nbytes: int) -> Operation:
+        """Return a collective of all members."""
+
+    def linger(self, operation: Operation) -> None:
+        """Sleep for the delay of slow links in `operation`."""
 
 
 class SharedState(Protocol):

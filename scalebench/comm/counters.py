@@ -1,7 +1,6 @@
 """Counts of a real communicator, times of its operations, and delays of slow links.
 
-An allreduce, which runs at every step, adds only a clock reading and a few additions to the call of the engine, without
-allocations.
+To an allreduce, which runs at every step, this adds an `Operation`, a clock reading and a few additions.
 """
 
 from __future__ import annotations
@@ -67,7 +66,7 @@ class Counters:
     def count(self, nbytes: int, calls: int | None = None) -> None:
         self.tally(nbytes, calls if nbytes else 0)
         if self.slow_links is not None and nbytes and self.clock.running:
-            self.linger(Kind.ALLREDUCE, nbytes)
+            self.linger(self.operation(Kind.ALLREDUCE, nbytes))
             self.clock.did(Task.COMM)
         if nbytes and self.clock.running and self.size > 1:
             self.event_log.complete = False
@@ -91,32 +90,31 @@ class Counters:
     def carried(self, nbytes: int, among: int | None = None, calls: int | None = None) -> None:
         clock, members = self.clock, among or self.size
         came = clock.mark
-        if self.slow_links is not None:
-            first = self.rank // members * members
-            linger(self._slowed(Kind.ALLREDUCE, nbytes, among=self.members[first : first + members]))
+        first = self.rank // members * members
+        self.linger(Operation(Kind.ALLREDUCE, nbytes, self.members[first : first + members]))
         clock.did(Task.COMM)
         if clock.running and self.size > 1:
             self._add(1, nbytes, calls)
             group = (*self._group, "placed", members, self.rank // members)
             self.event_log.collectives[group].extend((came, came, clock.mark))
 
-    def linger(self, kind: Kind, nbytes: int, root: int = 0, linear: bool = False) -> None:
-        """Sleep for the delay of slow links in a collective of `nbytes` among all members."""
-        linger(self._slowed(kind, nbytes, root, linear))
+    def operation(self, kind: Kind, nbytes: int, root: int = 0, linear: bool = False) -> Operation:
+        """Return a collective of all members."""
+        return Operation(kind, nbytes, self.members, root, linear)
 
-    def linger_for_message(self, nbytes: int, other: int, times: int = 1) -> None:
-        """Sleep for the delay of slow links in `times` messages of `nbytes` between this rank and `other`."""
-        if self.slow_links is not None and self.clock.running:
-            ends = (self.members[other], self.members[self.rank])
-            linger(times * self.slow_links.adds(Operation(Kind.SEND, nbytes, ends)))
+    def message_from(self, other: int, nbytes: int) -> Operation:
+        """Return a message between `other` and this rank."""
+        return Operation(Kind.SEND, nbytes, (self.members[other], self.members[self.rank]))
 
-    def _slowed(
-        self, kind: Kind, nbytes: int, root: int = 0, linear: bool = False, among: tuple[int, ...] = ()
-    ) -> float:
-        """Return the delay of slow links in a collective `among` workers, by default all members."""
-        if self.slow_links is None or not self.clock.running or self.size == 1:
+    def linger(self, operation: Operation, times: int = 1) -> None:
+        """Sleep for the delay of slow links in `operation`, made so many times."""
+        linger(times * self._slowed(operation))
+
+    def _slowed(self, operation: Operation) -> float:
+        """Return the delay of slow links in an operation."""
+        if self.slow_links is None or not operation.nbytes or not self.clock.running or self.size == 1:
             return 0.0
-        return self.slow_links.adds(Operation(kind, nbytes, among or self.members, root, linear))
+        return self.slow_links.adds(operation)
 
     def _add(self, collectives: int, nbytes: int, calls: int | None) -> None:
         comm: Counters | None = self
@@ -126,17 +124,20 @@ class Counters:
             comm.calls = None if calls is None or comm.calls is None else comm.calls + calls
             comm = comm._parent
 
-    def _enter(self, nbytes: int | None = None, calls: int = 1) -> None:
+    def _enter(self, operation: Operation, calls: int = 1) -> None:
+        """Count an operation, unless it is a barrier, and begin its lap."""
         clock = self.clock
         if clock.running:
-            if nbytes is not None and self.size > 1:
-                self._add(1, nbytes, calls)
+            if self.size > 1 and operation.kind != Kind.BARRIER:
+                self._add(1, operation.payload(self.rank), calls)
             clock.did(Task.OTHER)
             self._came = clock.mark
 
-    def _leave(self) -> None:
+    def _leave(self, operation: Operation) -> None:
         clock = self.clock
         if clock.running:
+            if self.slow_links is not None:
+                self.linger(operation)
             clock.did(Task.COMM)
             self._log.extend((self._came, self._came, clock.mark))
 

@@ -9,7 +9,7 @@ from typing import NoReturn, TypeVar
 import torch
 from torch import Tensor
 
-from scalebench.cluster.operation import Kind, Operation
+from scalebench.cluster.operation import Kind
 from scalebench.comm.base import Request
 from scalebench.comm.counters import Counters
 from scalebench.comm.in_flight import Gathered, InFlight, Pending, Sending
@@ -41,9 +41,10 @@ class NativeCommunicator(Counters, ABC):
         return part
 
     def barrier(self) -> None:
-        self._enter()
+        operation = self.operation(Kind.BARRIER, 0)
+        self._enter(operation)
         self._barrier()
-        self._leave()
+        self._leave(operation)
 
     def allreduce_(
         self, tensor: Tensor, op: str = "sum", *, weight: float | None = None, wire: str | None = None
@@ -52,93 +53,87 @@ class NativeCommunicator(Counters, ABC):
             self.mean_((tensor,), weight)
             return
         packed = self._packed(tensor, op, weight, wire)
-        self._enter(tensor.numel() * packed.element_size())
+        operation = self.operation(Kind.ALLREDUCE, tensor.numel() * packed.element_size())
+        self._enter(operation)
         if self.size > 1:  # without the overhead of the engine on a single worker
             self._allreduce(packed, "sum" if op == "mean" else op)
         unpack(packed, tensor, self._divisor(weight, op))
-        self.linger(Kind.ALLREDUCE, packed.nbytes)
-        self._leave()
+        self._leave(operation)
 
     def mean_(self, tensors: Sequence[Tensor], weight: float | None = None) -> None:
         nbytes = tensors[0].nbytes if len(tensors) == 1 else sum(tensor.nbytes for tensor in tensors)
-        self._enter(nbytes)
+        operation = self.operation(Kind.ALLREDUCE, nbytes)
+        self._enter(operation)
         if self.size > 1:
             if len(tensors) > 1 or nbytes > self.share_bytes * self.size or weight is not None:
                 self._mean_of_many(tensors, weight)
             else:
                 self._allreduce(tensors[0], "sum")
                 divide_(tensors[0], self.size)
-            if self.slow_links is not None:
-                self.linger(Kind.ALLREDUCE, nbytes)
-        self._leave()
+        self._leave(operation)
 
     def iallreduce_(
         self, tensor: Tensor, op: str = "sum", *, weight: float | None = None, wire: str | None = None
     ) -> Request:
         packed = self._packed(tensor, op, weight, wire)
-        if self.clock.running and self.size > 1:
-            self._add(1, tensor.numel() * packed.element_size(), 1)
-        self.clock.did(Task.OTHER)
+        operation = self.operation(Kind.ALLREDUCE, tensor.numel() * packed.element_size())
+        self._enter(operation)
         came = self.clock.mark
         raw = self._start_allreduce(packed, "sum" if op == "mean" else op)
         self.clock.did(Task.COMM)
-        slowed = self._slowed(Kind.ALLREDUCE, packed.nbytes)
         divisor = self._divisor(weight, op)
-        return InFlight(raw, packed, tensor, divisor, self.clock, came, self._log, slowed)
+        return InFlight(raw, packed, tensor, divisor, self.clock, came, self._log, self._slowed(operation))
 
     def reduce_(self, tensor: Tensor, root: int = 0, op: str = "sum", *, linear: bool = False) -> None:
-        operation = Operation(Kind.REDUCE, tensor.nbytes, self.members, root, linear)
-        self._enter(operation.payload(self.rank), self.linear_calls if linear else 1)
+        operation = self.operation(Kind.REDUCE, tensor.nbytes, root, linear)
+        self._enter(operation, self.linear_calls if linear else 1)
         if linear:
             self._reduce_linear(tensor, root)
         else:
             self._reduce(tensor, root, "sum" if op == "mean" else op)
         if op == "mean" and self.size > 1 and self.rank == root:
             divide_(tensor, self.size)
-        self.linger(Kind.REDUCE, tensor.nbytes, root, linear)
-        self._leave()
+        self._leave(operation)
 
     def reduce_scatter_(self, own: Tensor, tensor: Tensor, op: str = "sum") -> None:
-        self._enter(tensor.nbytes)
+        operation = self.operation(Kind.REDUCE_SCATTER, tensor.nbytes)
+        self._enter(operation)
         if self.size > 1:
             self._reduce_scatter(own, tensor, "sum" if op == "mean" else op)
         else:
             own.copy_(tensor)
         if op == "mean" and self.size > 1:
             divide_(own, self.size)
-        self.linger(Kind.REDUCE_SCATTER, tensor.nbytes)
-        self._leave()
+        self._leave(operation)
 
     def broadcast_(self, tensor: Tensor, root: int = 0, *, linear: bool = False) -> None:
-        operation = Operation(Kind.BROADCAST, tensor.nbytes, self.members, root, linear)
-        self._enter(operation.payload(self.rank), self.linear_calls if linear else 1)
+        operation = self.operation(Kind.BROADCAST, tensor.nbytes, root, linear)
+        self._enter(operation, self.linear_calls if linear else 1)
         if linear:
             self._broadcast_linear(tensor, root)
         else:
             self._broadcast(tensor, root)
-        self.linger(Kind.BROADCAST, tensor.nbytes, root, linear)
-        self._leave()
+        self._leave(operation)
 
     def allgather(self, tensor: Tensor) -> list[Tensor]:
-        self._enter(tensor.numel() * tensor.element_size())
+        operation = self.operation(Kind.ALLGATHER, tensor.nbytes)
+        self._enter(operation)
         gathered = self._allgather(tensor)
-        self.linger(Kind.ALLGATHER, tensor.nbytes)
-        self._leave()
+        self._leave(operation)
         return gathered
 
     def allgather_combined(self, tensor: Tensor, combine: Callable[[list[Tensor]], Tensor]) -> Tensor:
         return combine(self.allgather(tensor))
 
     def iallgather_combined(self, tensor: Tensor, combine: Callable[[list[Tensor]], Tensor]) -> Gathered:
-        if self.clock.running and self.size > 1:
-            self._add(1, tensor.nbytes, 1)
-        self.clock.did(Task.OTHER)
+        operation = self.operation(Kind.ALLGATHER, tensor.nbytes)
+        self._enter(operation)
         came = self.clock.mark
         every = tensor.new_empty((self.size, *tensor.shape))
         raw = self._start_allgather(tensor, every)
         self.clock.did(Task.COMM)
-        slowed = self._slowed(Kind.ALLGATHER, tensor.nbytes)
-        return Gathered(InFlight(raw, every, every, None, self.clock, came, self._log, slowed), tensor, every, combine)
+        request = InFlight(raw, every, every, None, self.clock, came, self._log, self._slowed(operation))
+        return Gathered(request, tensor, every, combine)
 
     def cached(self, make: Callable[[], _T]) -> _T:
         return make()
@@ -146,12 +141,15 @@ class NativeCommunicator(Counters, ABC):
     def alltoallv(self, tensors: Sequence[Tensor]) -> list[Tensor]:
         if len(tensors) != self.size:
             raise ValueError(f"alltoallv wants {self.size} tensors, one per rank; got {len(tensors)}")
-        sent = sum(t.nbytes for i, t in enumerate(tensors) if i != self.rank)
-        self._enter(sent)
+        operation = self.operation(Kind.ALLTOALL, self._of_others(tensors))
+        self._enter(operation)
         received = self._alltoallv(tensors)
-        self.linger(Kind.ALLTOALL, max(sent, sum(t.nbytes for i, t in enumerate(received) if i != self.rank)))
-        self._leave()
+        self._leave(operation._replace(nbytes=max(operation.nbytes, self._of_others(received))))
         return received
+
+    def _of_others(self, tensors: Sequence[Tensor]) -> int:
+        """Return the bytes of tensors that go to other ranks, or come from them."""
+        return sum(tensor.nbytes for rank, tensor in enumerate(tensors) if rank != self.rank)
 
     def send(self, tensor: Tensor, to: int, tag: int = 0) -> None:
         self.clock.did(Task.OTHER)
@@ -183,7 +181,8 @@ class NativeCommunicator(Counters, ABC):
         self._recv(target, source, tag)
         if add:
             tensor.add_(target)
-        self.linger_for_message(tensor.nbytes, source)
+        if self.slow_links is not None:
+            self.linger(self.message_from(source, tensor.nbytes))
         clock.did(Task.COMM)
         if clock.running:
             mail = (self._group, source, self.rank, tag)

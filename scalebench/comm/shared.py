@@ -64,7 +64,7 @@ class OneSidedState:
                 self._vector.copy_(self._staged)
             self._counter[0] += 1
             self._window.Put([self._fetched, MPI.BYTE], self._host)
-            self._comm.linger_for_message(self._vector.nbytes, self._host, times=2)
+            self._comm.linger(self._comm.message_from(self._host, self._vector.nbytes), times=2)
         finally:
             self._window.Unlock(self._host)
             clock.did(Task.COMM)

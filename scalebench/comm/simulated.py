@@ -95,7 +95,7 @@ class SimulatedCommunicator(ABC, Generic[_Begun]):
     # --- collectives ------------------------------------------------------------------------------------------
 
     def barrier(self) -> None:
-        self.end(self.begin(self._operation(Kind.BARRIER, 0), "barrier", None))
+        self.end(self.begin(self.operation(Kind.BARRIER, 0), "barrier", None))
 
     def allreduce_(
         self, tensor: Tensor, op: str = "sum", *, weight: float | None = None, wire: str | None = None
@@ -119,7 +119,7 @@ class SimulatedCommunicator(ABC, Generic[_Begun]):
             result = reduce_tensors(tensors, op, [payload[1] for payload in payloads], wire)
             torch._foreach_copy_(tensors, [result] * len(tensors))
 
-        operation = self._operation(Kind.ALLREDUCE, wire_bytes(tensor, wire))
+        operation = self.operation(Kind.ALLREDUCE, wire_bytes(tensor, wire))
         return self._begin_counted(operation, f"allreduce({op})", (tensor, weight), effect, blocking=blocking)
 
     def mean_(self, tensors: Sequence[Tensor], weight: float | None = None) -> None:
@@ -132,14 +132,14 @@ class SimulatedCommunicator(ABC, Generic[_Begun]):
             for same in zip(*(payload[0] for payload in payloads), strict=True):
                 torch._foreach_copy_(list(same), [reduce_tensors(same, "mean", weights)] * len(same))
 
-        operation = self._operation(Kind.ALLREDUCE, sum(tensor.nbytes for tensor in tensors))
+        operation = self.operation(Kind.ALLREDUCE, sum(tensor.nbytes for tensor in tensors))
         self._carry_out(operation, "mean", (tensors, weight), effect)
 
     def reduce_(self, tensor: Tensor, root: int = 0, op: str = "sum", *, linear: bool = False) -> None:
         def effect(payloads: list[Any]) -> None:
             payloads[root].copy_(reduce_tensors(payloads, op, [None] * len(payloads)))
 
-        self._carry_out(self._operation(Kind.REDUCE, tensor.nbytes, root, linear), f"reduce({op})", tensor, effect)
+        self._carry_out(self.operation(Kind.REDUCE, tensor.nbytes, root, linear), f"reduce({op})", tensor, effect)
 
     def reduce_scatter_(self, own: Tensor, tensor: Tensor, op: str = "sum") -> None:
         def effect(payloads: list[Any]) -> None:
@@ -148,7 +148,7 @@ class SimulatedCommunicator(ABC, Generic[_Begun]):
             for (part, _), value in zip(payloads, result, strict=True):
                 part.copy_(value.view_as(part))
 
-        operation = self._operation(Kind.REDUCE_SCATTER, tensor.nbytes)
+        operation = self.operation(Kind.REDUCE_SCATTER, tensor.nbytes)
         self._carry_out(operation, f"reduce_scatter({op})", (own, tensor), effect)
 
     def broadcast_(self, tensor: Tensor, root: int = 0, *, linear: bool = False) -> None:
@@ -157,10 +157,10 @@ class SimulatedCommunicator(ABC, Generic[_Begun]):
                 if rank != root:
                     each.copy_(payloads[root])
 
-        self._carry_out(self._operation(Kind.BROADCAST, tensor.nbytes, root, linear), "broadcast", tensor, effect)
+        self._carry_out(self.operation(Kind.BROADCAST, tensor.nbytes, root, linear), "broadcast", tensor, effect)
 
     def allgather(self, tensor: Tensor) -> list[Tensor]:
-        begun = self._carry_out(self._operation(Kind.ALLGATHER, tensor.nbytes), "allgather", tensor.clone())
+        begun = self._carry_out(self.operation(Kind.ALLGATHER, tensor.nbytes), "allgather", tensor.clone())
         return [tensor] * self.size if begun.payloads is None else list(begun.payloads)
 
     def allgather_combined(self, tensor: Tensor, combine: Callable[[list[Tensor]], Tensor]) -> Tensor:
@@ -176,13 +176,13 @@ class SimulatedCommunicator(ABC, Generic[_Begun]):
             self.clock.rehearse(combine, payloads * 2, times=2)  # for the cost of each further message
             return self.clock.execute(combine, payloads)
 
-        operation = self._operation(Kind.ALLGATHER, tensor.nbytes)
+        operation = self.operation(Kind.ALLGATHER, tensor.nbytes)
         begun = self._begin_counted(operation, "allgather", tensor, effect, blocking=blocking)
         return SimulatedGathering(self, begun, tensor, combine)
 
     def alltoallv(self, tensors: Sequence[Tensor]) -> list[Tensor]:
         sent = sum(tensor.nbytes for to, tensor in enumerate(tensors) if to != self.rank)
-        begun = self._carry_out(self._operation(Kind.ALLTOALL, sent), "alltoallv", list(tensors))
+        begun = self._carry_out(self.operation(Kind.ALLTOALL, sent), "alltoallv", list(tensors))
         return list(tensors) if begun.payloads is None else [row[self.rank] for row in begun.payloads]
 
     # --- point to point ---------------------------------------------------------------------------------------
@@ -214,7 +214,8 @@ class SimulatedCommunicator(ABC, Generic[_Begun]):
             comm.bytes_sent += nbytes
             comm = comm._parent
 
-    def _operation(self, kind: Kind, nbytes: int, root: int = 0, linear: bool = False) -> Operation:
+    def operation(self, kind: Kind, nbytes: int, root: int = 0, linear: bool = False) -> Operation:
+        """Return a collective of all members."""
         return Operation(kind, nbytes, self.members, root, linear)
 
     def _carry_out(self, operation: Operation, what: str, payload: Any, effect: Effect = lambda _: None) -> _Begun:

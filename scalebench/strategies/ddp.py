@@ -203,9 +203,9 @@ class Ddp(VirtualDdp):
             worker.gradients.mul_(scale)
         if worker.size > 1:
             if state.buffer_bytes:  # DDP has sent them before the first forward pass, dtype by dtype
-                sent = state.buffer_bytes if worker.rank == 0 else 0
-                comm.tally(sent, state.buffer_calls)
-                comm.linger(Kind.BROADCAST, state.buffer_bytes)
+                broadcast = comm.operation(Kind.BROADCAST, state.buffer_bytes)
+                comm.tally(broadcast.payload(worker.rank), state.buffer_calls)
+                comm.linger(broadcast)
             compressed = self.compression == "powersgd" and state.steps >= self.start
             comm.count(state.factors_sent if compressed else state.sent, calls=3 if compressed else 0)
             if state.used_bytes:
