@@ -139,17 +139,7 @@ class RecordingCommunicator(SimulatedCommunicator[Recorded]):
     def begin(
         self, operation: Operation, what: str, payload: Any, effect: Effect = lambda _: None, *, blocking: bool = True
     ) -> Recorded:
-        self.clock.wrote(
-            Event(
-                operation.kind,
-                int(operation.nbytes),
-                operation.members,
-                blocking,
-                partition=self._partition,
-                root=operation.root,
-                linear=operation.linear,
-            )
-        )
+        self.clock.wrote(Event.of(operation, self._partition, blocking=blocking))
         return Recorded(None if blocking else len(self.clock.schedule.events) - 1)
 
     def end(self, begun: Recorded) -> None:

@@ -18,7 +18,7 @@ from scalebench.training.outcome import WorkerReport
 from scalebench.training.stage import StageFacts
 
 Ints = NDArray[np.int64]
-_TIMED = frozenset({"access", "request", "alltoallv"})  # their order, or their size, depends on time
+_TIMED = frozenset({Kind.ACCESS, "request", Kind.ALLTOALL})  # their order, or their size, depends on time
 
 
 class RankGroups:
@@ -94,6 +94,12 @@ class Event(NamedTuple):
     linear: bool = False  # by messages of the root, one after another
     overlap: Overlap | None = None
     share: float = 1.0  # of the model's work in a task of compute
+
+    @classmethod
+    def of(cls, operation: Operation, partition: RankGroups, *, blocking: bool = True) -> Event:
+        """Return the event of a collective, whose members are a group of `partition`."""
+        kind, nbytes, members, root, linear, *_ = operation
+        return cls(kind, int(nbytes), members, blocking, partition=partition, root=root, linear=linear)
 
     def among(self, members: Members) -> Operation:
         """Return a collective as the operation of `members`, of this or of an equal group."""
