@@ -36,7 +36,7 @@ from scalebench.training.replica import Replica
 from scalebench.virtual.arithmetic import changes_attributes
 from scalebench.virtual.communicator import VirtualCommunicator
 from scalebench.virtual.scheduler import Group, Scheduler
-from scalebench.virtual.shared import VirtualShared, VirtualStore
+from scalebench.virtual.shared import HostedState, Hosts
 
 _T = TypeVar("_T")
 _POLL_S = 0.2  # between two looks at the time limit
@@ -365,33 +365,17 @@ def _replicas(run: Run, dataset: Dataset, plan: BatchPlan, tasks: _Tasks, job: J
         RunError: their model keeps a state that does not travel with blocks.
     """
     group = Group(tuple(range(run.workers)))
-    stores: list[VirtualStore] = []
+    hosts = Hosts()
     replicas = []
     for rank in range(run.workers):
         clock = TaskClock()
         comm = VirtualCommunicator(tasks, group, rank, clock, _Free())  # type: ignore[arg-type]
-        hosts = _Hosts(stores, comm)
-        replica = TaskReplica(run, dataset, plan, comm, clock, shared=hosts.shared)
+        replica = TaskReplica(run, dataset, plan, comm, clock, shared=HostedState(hosts, comm).shared)
         replica.tasks, replica.job = tasks, job
         replicas.append(replica)
     if changes_attributes(Replica(run, dataset, plan, replicas[0].comm, TaskClock())):
         raise RunError("the model keeps a state that is no buffer, which does not travel with tasks; use --engine mpi")
     return replicas
-
-
-class _Hosts:
-    """The shared models of a run, as one worker reaches them."""
-
-    def __init__(self, stores: list[VirtualStore], comm: VirtualCommunicator) -> None:
-        self._stores, self._comm, self._opened = stores, comm, 0
-
-    def shared(self, initial: Tensor, host: int) -> VirtualShared:
-        place, self._opened = self._opened, self._opened + 1
-        if place == len(self._stores):
-            self._stores.append(VirtualStore(initial, host))
-        if self._comm.rank == host:
-            self._stores[place].model.copy_(initial)
-        return VirtualShared(self._stores[place], self._comm)
 
 
 def _without_waiting(report: WorkerReport) -> WorkerReport:

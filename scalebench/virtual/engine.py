@@ -37,7 +37,7 @@ from scalebench.virtual.clock import ModelledClock, RecordingVirtualClock, Virtu
 from scalebench.virtual.communicator import VirtualCommunicator
 from scalebench.virtual.recorded import RecordedReplica
 from scalebench.virtual.scheduler import Group, Scheduler
-from scalebench.virtual.shared import HostedState, ServerState, VirtualServer, VirtualShared, VirtualStore
+from scalebench.virtual.shared import HostedState, Hosts, VirtualServer, VirtualShared
 from scalebench.virtual.timing import Prepared, Trace, Weights
 
 _T = TypeVar("_T")
@@ -103,8 +103,7 @@ class Simulation(Prepared):
         self._deadline = perf_counter() + run.time_limit_s
         super().__init__([run], dataset, machine)
         self.group = Group(tuple(range(run.workers)))
-        self.stores: list[VirtualStore] = []
-        self.state: ServerState | None = None
+        self.hosts = Hosts(traced=run.trace)
         self.scheduler = Scheduler(seed=run.seed, ties=run.virtual.ties)
         self._clock_kind = clock_kind or (RecordingVirtualClock if run.trace else VirtualClock)
         self._pool: Batched | None = None
@@ -185,7 +184,7 @@ class Simulation(Prepared):
                 ModelledWorker(
                     *(self.run, self.plan, comm, clock, self.workers_per_node, model, self.mesh),
                     self.dataset.input_shape,
-                    HostedState(self, comm),
+                    HostedState(self.hosts, comm),
                 )
             )
         reports = self.scheduler.run({rank: self._training(worker) for rank, worker in enumerate(workers)})
@@ -193,8 +192,8 @@ class Simulation(Prepared):
 
     def _served(self) -> dict[str, Any]:
         """Return the facts of a traced run's servers."""
-        state = self.state
-        return {} if state is None or state.laps is None else {"servers": state.shards, "server_laps": [state.laps]}
+        server = self.hosts.server
+        return {} if server is None or server.laps is None else {"servers": server.shards, "server_laps": [server.laps]}
 
     def _training(self, worker: Trainee) -> Callable[[], WorkerReport]:
         def program() -> WorkerReport:
@@ -230,7 +229,7 @@ class Simulation(Prepared):
         """Return the replica of a worker, which computes."""
         clock = self._clock(rank)
         comm = VirtualCommunicator(self.scheduler, self.group, rank, clock, self.costs)
-        hosts = HostedState(self, comm)
+        hosts = HostedState(self.hosts, comm)
         memory = None if self._pool is None else self._pool.memory(rank)
         replica = self._kind_of_replica()(
             *(self.run, self.dataset, self.plan, comm, clock, None, hosts.shared, hosts.server),

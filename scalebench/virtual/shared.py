@@ -6,7 +6,7 @@ from collections import deque
 from collections.abc import Iterator
 from contextlib import contextmanager
 from itertools import count
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from torch import Tensor
 
@@ -15,9 +15,6 @@ from scalebench.comm.base import ServerRule
 from scalebench.system.clock import Task
 from scalebench.training.outcome import Lap
 from scalebench.virtual.communicator import VirtualCommunicator
-
-if TYPE_CHECKING:
-    from scalebench.virtual.engine import Simulation
 
 
 class VirtualStore:
@@ -140,14 +137,23 @@ class ServerState:
             self.laps.append(Lap("serving", begin, self.free_at))
 
 
-class HostedState:
-    """The shared models and the server of a simulation, as one worker reaches them."""
+class Hosts:
+    """The shared models and the server of a run, which all workers open in the same order."""
 
-    def __init__(self, simulation: Simulation, comm: VirtualCommunicator) -> None:
-        self._simulation, self._comm, self._opened = simulation, comm, count()
+    def __init__(self, *, traced: bool = False) -> None:
+        self.stores: list[VirtualStore] = []
+        self.server: ServerState | None = None
+        self.traced = traced
+
+
+class HostedState:
+    """What a run hosts, as one worker reaches it."""
+
+    def __init__(self, hosts: Hosts, comm: VirtualCommunicator) -> None:
+        self._hosts, self._comm, self._opened = hosts, comm, count()
 
     def shared(self, initial: Tensor, host: int) -> VirtualShared:
-        stores, place = self._simulation.stores, next(self._opened)
+        stores, place = self._hosts.stores, next(self._opened)
         if place == len(stores):
             stores.append(VirtualStore(initial, host))
         if self._comm.rank == host:
@@ -155,7 +161,7 @@ class HostedState:
         return VirtualShared(stores[place], self._comm)
 
     def server(self, rule: ServerRule) -> VirtualServer:
-        simulation = self._simulation
-        if simulation.state is None:
-            simulation.state = ServerState(rule, traced=simulation.run.trace)
-        return VirtualServer(simulation.state, self._comm)
+        hosts = self._hosts
+        if hosts.server is None:
+            hosts.server = ServerState(rule, traced=hosts.traced)
+        return VirtualServer(hosts.server, self._comm)
