@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from copy import deepcopy
@@ -237,6 +238,13 @@ def some(values: Sequence[Any], *always: Any) -> list[Any]:
 def setting(workers: int, workers_per_node: int = 2, **training: Any) -> Setting:
     """A training at one worker count, as strategies check it."""
     return Setting(Training.model_validate(training), workers, workers_per_node)
+
+
+def runs_made(output: str) -> tuple[int, int]:
+    """Return how many runs a `scalebench run` completed and how many were there before, by its last line."""
+    (counts,) = re.findall(r"^(\d+) runs? completed(?:, (\d+) were there before)?; results in ", output, re.MULTILINE)
+    completed, before = (int(count or 0) for count in counts)
+    return completed, before
 
 
 @pytest.fixture

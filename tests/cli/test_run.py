@@ -22,7 +22,7 @@ from scalebench.comm import engines
 from scalebench.launch.reporting import Tally
 from scalebench.launch.study_run import _jobs
 from scalebench.system import processors
-from tests.conftest import needs_mpi
+from tests.conftest import needs_mpi, runs_made
 
 SMALL = ["--dataset", "wine", "--epochs", "1", "--repetitions", "1", "--execution", "virtual"]
 
@@ -146,7 +146,7 @@ def test_invalid_study_file_is_named(refused, tmp_path, text, message):
 
 def test_repeated_strategy_is_refused(refused):
     said = refused("--strategy", "serial", "--set", "strategies=[allreduce]", "--dry-run")
-    assert said.endswith("--set strategies=[allreduce]: --strategy gives strategies too; leave one of them out")
+    assert re.search(r"--set strategies=\[allreduce\]: --strategy .*leave one", said)
 
 
 def test_dry_run_notes_local_batchnorm_statistics(scalebench):
@@ -154,7 +154,7 @@ def test_dry_run_notes_local_batchnorm_statistics(scalebench):
     done = scalebench(*small, "--model", "resnet", "--epochs", 1, "--batch-per-worker", 64)
     assert done.returncode == 0, done.stderr
     assert ", 1 epoch, " in done.stdout
-    assert "note: allreduce: the running statistics (BatchNorm) of resnet stay local to each worker" in done.stdout
+    assert re.search(r"^note: allreduce: .*BatchNorm.* resnet .*local", done.stdout, re.MULTILINE)
     assert "BatchNorm" not in scalebench(*small, "--model", "mlp").stdout
 
 
@@ -165,8 +165,8 @@ def test_powersgd_without_matrices_is_refused(refused, tmp_path):
         study = f"strategies=[{{{name}: {{compression: powersgd, rank: 2}}}}]"
         for more in ((), ("--dry-run",)):
             said = refused(*options, "--set", study, "--execution", "virtual", *more)
-            assert f"strategy {name}(compression=powersgd, rank=2): compression powersgd: no layer shrinks to" in said
-            assert "use a lower rank, a wider model or another compression" in said
+            assert f"strategy {name}(compression=powersgd, rank=2): " in said
+            assert re.search(r"no layer shrinks .*lower rank.*wider model.*another compression", said)
             assert not list(tmp_path.glob("results/*/runs.csv"))
 
 
@@ -186,10 +186,10 @@ def test_horovod_with_bfloat16_is_refused(refused, monkeypatch, execution):
     )
     said = refused(*options, "--strategy", "horovod", "--set", "dtype=bfloat16")
     assert said.startswith("scalebench: error: strategy horovod: ")
-    assert "Horovod has no bfloat16 for torch" in said or "cannot carry bfloat16; use another dtype" in said
+    assert re.search(r"Horovod has no bfloat16|bfloat16; use another dtype", said)
     if execution != "virtual":
         wire = ("--engine", "horovod", "--set", "strategies=[{allreduce: {compression: bf16}}]")
-        assert "engine horovod cannot carry bfloat16; use fp16, or another --engine" in refused(*options, *wire)
+        assert re.search(r"engine horovod .*bfloat16; use fp16.*--engine", refused(*options, *wire))
 
 
 def test_missing_mpirun_refuses_native_but_not_auto(refused, scalebench, monkeypatch):
@@ -199,7 +199,7 @@ def test_missing_mpirun_refuses_native_but_not_auto(refused, scalebench, monkeyp
     assert "pip install" in line
     done = scalebench(*SMALL[:6], "--strategy", "allreduce", "--workers", "2")
     assert done.returncode == 0, done.stderr
-    assert "allreduce: no native runs, no mpirun" in done.stderr
+    assert re.search(r"allreduce: no native runs.*no mpirun", done.stderr)
 
 
 @needs_mpi
@@ -208,8 +208,7 @@ def test_nccl_without_gpu_is_refused(refused, monkeypatch, execution):
     """A missing engine that is named is refused in every execution."""
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
     line = refused(*SMALL[:6], "--engine", "nccl", "--execution", execution, "--device-step-time", "0.002")
-    assert "engine nccl is not available: " in line
-    assert "no NVIDIA GPU here; use --engine gloo" in line or "this torch has no CUDA" in line
+    assert re.search(r"engine nccl .*(no NVIDIA GPU here; use --engine gloo|torch has no CUDA)", line)
 
 
 def test_missing_horovod_leaves_its_virtual_runs(scalebench, monkeypatch):
@@ -220,7 +219,7 @@ def test_missing_horovod_leaves_its_virtual_runs(scalebench, monkeypatch):
     monkeypatch.setattr(engines, "available", lambda name, **_: missing if name == "horovod" else whole(name))
     done = scalebench(*SMALL[:6], "--strategy", "horovod", "--workers", "2")
     assert done.returncode == 0, done.stderr
-    assert "horovod: no native runs, Horovod is not built" in done.stderr
+    assert re.search(r"horovod: no native runs.*not built", done.stderr)
 
 
 @pytest.mark.parametrize("output", ["taken", "/proc/nowhere"], ids=["a file", "nobody may write"])
@@ -228,7 +227,7 @@ def test_unwritable_results_are_one_line(refused, tmp_path, output):
     (tmp_path / "taken").write_text("")
     line = refused(*SMALL, "--output", output)
     assert output in line
-    assert "choose another folder with --output" in line
+    assert "--output" in line.rpartition(";")[2], "the next step"
 
 
 def test_dry_run_prints_the_plan_and_runs_nothing(scalebench, tmp_path):
@@ -236,7 +235,8 @@ def test_dry_run_prints_the_plan_and_runs_nothing(scalebench, tmp_path):
     assert done.returncode == 0, done.stderr
     assert "steps per epoch" in done.stdout
     assert "core-hours" in done.stdout
-    assert "model mlp(hidden=[128]) in float32, data wine, 4 epochs, sgd(momentum=0.9) at lr 0.06" in done.stdout
+    for fact in ("mlp(hidden=[128])", "float32", "wine", "4 epochs", "sgd(momentum=0.9)", "lr 0.06"):
+        assert fact in done.stdout
     rows = {line.split()[0]: line.split()[1:] for line in done.stdout.splitlines()[1:10]}
     columns = rows["workers"][rows["workers"].index("1") :]
     assert columns == ["1", "2", "4"]
@@ -277,14 +277,14 @@ def test_an_engine_that_was_not_measured_is_named(scalebench, tmp_path, machine)
     both = ["--strategy", "allreduce", "--strategy", "horovod", "--workers", "1,2", *SMALL]
     done = scalebench(*both, "--calibration", "some.json")
     assert (done.returncode, done.stderr.count("nothing is measured of")) == (0, 1)
-    assert "nothing is measured of horovod" in done.stderr
+    assert "measured of horovod" in done.stderr
     assert "nothing is measured" not in scalebench(*both, "--name", "whole").stderr
 
 
 def test_batch_larger_than_the_shard_is_reduced_with_a_note(scalebench, tmp_path):
     done = scalebench(*SMALL, "--strategy", "allreduce", "--workers", "2", "--batch-per-worker", "512")
     assert done.returncode == 0, done.stderr
-    assert "2 workers: batch 512 is larger than the shard of 71: reduced to 71" in done.stderr
+    assert re.search(r"2 workers: batch 512 .*reduced to 71\b", done.stderr)
     assert [row["batch_per_worker"] for row in rows(tmp_path)] == ["71"]
 
 
@@ -330,14 +330,14 @@ def test_same_command_resumes_and_changed_study_is_refused(scalebench, tmp_path)
     before = (tmp_path / "results" / "mine" / "runs.csv").read_text()
     again = scalebench(*arguments)
     assert again.returncode == 0
-    assert "1 were there before" in again.stdout
+    assert runs_made(again.stdout) == (0, 1)
     assert (tmp_path / "results" / "mine" / "runs.csv").read_text() == before
     other = scalebench(*arguments, "--lr", "0.5")
     assert other.returncode == 2
-    assert "lr was 0.06, is 0.5" in other.stderr
+    assert re.search(r"\blr\b.* 0\.06.* 0\.5\b", other.stderr)
     more = scalebench(*arguments[:4], "--repetitions", "2", *arguments[6:])
     assert more.returncode == 0
-    assert "1 run completed, 1 were there before" in more.stdout
+    assert runs_made(more.stdout) == (1, 1)
 
 
 def test_incomplete_rows_of_a_killed_command_are_set_aside(scalebench, tmp_path):
@@ -346,9 +346,10 @@ def test_incomplete_rows_of_a_killed_command_are_set_aside(scalebench, tmp_path)
     table = tmp_path / "results" / "mine" / "runs.csv"
     table.write_bytes(table.read_bytes()[:-5])
     again = scalebench(*arguments)
-    assert "1 run completed" in again.stdout
+    assert runs_made(again.stdout) == (1, 0)
     for name in ("runs.csv", "epochs.csv"):
-        assert f"what a command that was killed left half-written is now in results/mine/{name}.partial" in again.stderr
+        assert re.search(rf"half-written .*results/mine/{re.escape(name)}\.partial", again.stderr)
+        assert (table.parent / f"{name}.partial").exists()
 
 
 def test_quiet_prints_one_line_and_verbose_every_run(scalebench):
@@ -357,8 +358,8 @@ def test_quiet_prints_one_line_and_verbose_every_run(scalebench):
     assert quiet.stderr == ""
     assert len(quiet.stdout.strip().splitlines()) == 1
     loud = scalebench(*arguments, "--verbose", "--output", "b")
-    assert "start serial-w1-r0-virtual-" in loud.stderr
-    assert "done serial-w1-r0-virtual-" in loud.stderr
+    (begun,) = re.findall(r"start (serial-w1-r0-\S+)", loud.stderr)
+    assert f"done {begun}" in loud.stderr
 
 
 def test_saved_weights_can_be_initial_weights(scalebench, tmp_path):
@@ -379,7 +380,8 @@ def test_initial_weights_of_another_model_are_refused(refused, tmp_path):
     import numpy as np
 
     np.savez(tmp_path / "other.npz", final=np.zeros(7))
-    assert "holds 7 numbers, the model has" in refused(*SMALL, "--set", "init_weights=other.npz")
+    wanted = 13 * 128 + 128 + 128 * 3 + 3
+    assert re.search(rf"\b7\b.*\b{wanted:,}\b", refused(*SMALL, "--set", "init_weights=other.npz"))
 
 
 @pytest.mark.parametrize("flag", ["scaling", "lr_policy", "execution", "engine", "dtype"])
@@ -494,16 +496,16 @@ def test_help_has_twelve_options_before_those_for_experts(scalebench):
 
 
 def test_a_flag_that_went_says_what_is_in_its_place(refused):
-    assert "--noisy: leave it out; busy machines are calibrated, too, unless --require-quiet" in refused("--noisy")
+    assert re.search(r"--noisy: leave it out; .*--require-quiet", refused("--noisy"))
 
 
 def test_hidden_flags_still_work_and_name_their_key(scalebench, tmp_path):
     small = [*SMALL, "--strategy", "allreduce", "--workers", "2"]
     done = scalebench(*small, "--seed", "3")
-    assert "note: the next version has --set seed=... in place of --seed" in done.stderr
+    assert re.search(r"next version .*--set seed=\.\.\. .*--seed\b", done.stderr)
     assert [row["seed"] for row in rows(tmp_path)] == ["3"]
     done = scalebench(*small, "--set", "seed=3")
-    assert "1 were there before" in done.stdout
+    assert runs_made(done.stdout) == (0, 1)
     assert "next version" not in done.stderr
     assert "next version" not in scalebench(*small, "--seed", "3", "--quiet").stderr
 
@@ -519,4 +521,4 @@ def test_signal_of_the_time_limit_before_any_run_is_a_job_too_short_for_one(scal
     monkeypatch.setattr(f"scalebench.launch.{place}", signalled)
     done = scalebench(*SMALL, "--workers", "1")
     assert done.returncode == 3
-    assert "the job is too short for one; give it more time" in done.stderr
+    assert re.search(r"job is too short .*more time", done.stderr)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import re
 import shutil
 import subprocess
 import sys
@@ -15,7 +17,7 @@ from scalebench.calibration.calibration_file import Calibration
 from scalebench.cli.main import main
 from scalebench.records.lock import folder_lock
 from scalebench.records.store import Store
-from tests.conftest import some
+from tests.conftest import runs_made, some
 from tests.records_factory import run_row
 
 STUDY = """\
@@ -73,39 +75,53 @@ def half_failed(scalebench, monkeypatch):
     return scalebench
 
 
+def progress(invoke, *words):
+    """Runs of the study that are planned, done, failed and remaining; the lines of `status` hold the same."""
+    facts = json.loads(invoke("status", *words, "--json"))
+    counts = facts["planned"], facts["done"], len(facts["failed"]), sum(facts["remaining"].values())
+    first = invoke("status", *words).splitlines()[0]
+    name, *numbers = re.match(r"(\S+): (\d+) of (\d+) runs done, (\d+) failed, (\d+) remaining", first).groups()
+    done, planned, failed, remaining = map(int, numbers)
+    assert (facts["study"], *counts) == (name, planned, done, failed, remaining)
+    return counts
+
+
 def test_status_counts_done_and_failed_runs(half_failed):
+    assert progress(half_failed, "results/mine") == (5, 3, 2, 0)
+    facts = json.loads(half_failed("status", "--json"))
+    assert facts["study"] == "mine"
     said = half_failed("status")
-    assert "mine: 3 of 5 runs done, 2 failed, 0 remaining" in said
-    assert "failed: epoch_average-w1-r0-virtual-" in said
-    assert "it broke, see [red]" in said
+    for failure in facts["failed"]:
+        assert failure["run_id"].startswith("epoch_average-w")
+        assert failure["error"] == "it broke, see [red]"
+        assert failure["run_id"] in said
+    assert said.count("it broke, see [red]") == 2
     assert "scalebench run results/mine --retry" in said
-    facts = json.loads(half_failed("status", "results/mine", "--json"))
-    assert (facts["planned"], facts["done"], len(facts["failed"]), facts["remaining"]) == (5, 3, 2, {})
 
 
 def test_retry_repeats_only_failed_runs(half_failed, tmp_path):
     before = (tmp_path / "results" / "mine" / "runs.csv").read_text()
-    said = half_failed("retry", "--jobs", "1")
-    assert "2 runs completed, 3 were there before" in said
+    assert runs_made(half_failed("retry", "--jobs", "1")) == (2, 3)
     after = (tmp_path / "results" / "mine" / "runs.csv").read_text()
     assert after.startswith(before)
     assert [line.split(",")[4:6] for line in after[len(before) :].splitlines()] == 2 * [["2", "completed"]]
-    assert "5 of 5 runs done, 0 failed" in half_failed("status")
-    assert "no failed runs in results/mine/" in half_failed("retry")
-    assert "no failed runs in results/mine/" in half_failed("retry", "results"), "the folder given to run --output"
+    assert progress(half_failed) == (5, 5, 0, 0)
+    assert "no failed runs in results/mine/\n" in half_failed("retry")
+    assert half_failed("retry", "results") == half_failed("retry"), "the folder given to run --output"
+    assert (tmp_path / "results" / "mine" / "runs.csv").read_text() == after
 
 
 @pytest.mark.parametrize("study", ["results/mine", "study.yaml"])
 def test_run_with_retry_repeats_only_failed_runs(half_failed, study):
     words = ("run", study, "--retry", "--jobs", "1")
-    assert "2 runs completed, 3 were there before" in half_failed(*words)
-    assert "no failed runs in results/mine/" in half_failed(*words).replace(f"{Path.cwd()}/", "")
-    assert "--retry: results/mine2 holds no study" in half_failed(*words, "--name", "mine2", code=2)
+    assert runs_made(half_failed(*words)) == (2, 3)
+    assert "no failed runs" in half_failed(*words)
+    assert re.search(r"--retry: .*results/mine2", half_failed(*words, "--name", "mine2", code=2))
 
 
 def test_retry_works_inside_the_folder(half_failed, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path / "results" / "mine")
-    assert "2 runs completed, 3 were there before" in half_failed("retry", ".", "--jobs", "1")
+    assert runs_made(half_failed("retry", ".", "--jobs", "1")) == (2, 3)
 
 
 def test_retry_resolves_relative_paths_from_the_first_folder(half_failed, tmp_path, monkeypatch):
@@ -115,7 +131,7 @@ def test_retry_resolves_relative_paths_from_the_first_folder(half_failed, tmp_pa
     for name in ("results", "given.json", "study.yaml"):
         (tmp_path / name).rename(tmp_path / "moved" / name)
     (tmp_path / "given.json").write_text("another one's")
-    assert "2 runs completed, 3 were there before" in half_failed("retry", "moved/results/mine", "--jobs", "1")
+    assert runs_made(half_failed("retry", "moved/results/mine", "--jobs", "1")) == (2, 3)
 
 
 def test_run_on_study_yaml_in_results_resumes_there(half_failed, tmp_path, monkeypatch):
@@ -129,9 +145,11 @@ def test_run_on_study_yaml_in_results_resumes_there(half_failed, tmp_path, monke
     assert "mine: 5 runs" in half_failed("run", study, "--dry-run")
     monkeypatch.chdir(tmp_path / "else")
     said = half_failed("run", study, "--workers", "1", "--calibration", "../given.json", "--jobs", "1")
-    assert "3 runs completed; results in results/mine/" in said
+    assert runs_made(said) == (3, 0)
+    assert "results in results/mine/" in said
     said = half_failed("run", study, "--jobs", "1")
-    assert f"4 runs completed, 1 were there before; results in {path.parent}/" in said
+    assert runs_made(said) == (4, 1)
+    assert f"results in {path.parent}/" in said
     assert Path.cwd() == tmp_path
 
 
@@ -150,7 +168,7 @@ def test_retry_from_another_folder_finds_the_own_model(scalebench, tmp_path, mon
     monkeypatch.chdir(tmp_path / "else")
     planned = tmp_path / "scratch" / "mine" / "planned.json"
     assert json.loads(planned.read_text())["begun_in"] == "~/work/."
-    assert "1 run completed" in scalebench("retry", "../scratch/mine", "--jobs", "1")
+    assert runs_made(scalebench("retry", "../scratch/mine", "--jobs", "1")) == (1, 0)
     for path in (tmp_path / "scratch").rglob("*.*"):
         assert "carlotta" not in path.read_text(), path
     planned.write_text(json.dumps(json.loads(planned.read_text()) | {"begun_in": ["no", "place"]}))
@@ -161,17 +179,17 @@ def test_retry_skips_runs_never_tried(half_failed, tmp_path):
     path = tmp_path / "results" / "mine" / "runs.csv"
     lines = path.read_text().splitlines(keepends=True)
     path.write_text("".join(line for line in lines if ",allreduce," not in line))
-    assert "1 of 5 runs done, 2 failed, 2 remaining" in half_failed("status")
+    assert progress(half_failed) == (5, 1, 2, 2)
     half_failed("retry", "results/mine", "--jobs", "1")
-    assert "3 of 5 runs done, 0 failed, 2 remaining" in half_failed("status")
+    assert progress(half_failed) == (5, 3, 0, 2)
     half_failed("run", "study.yaml", "--jobs", "1")
-    assert "5 of 5 runs done, 0 failed, 0 remaining" in half_failed("status")
+    assert progress(half_failed) == (5, 5, 0, 0)
 
 
 def test_status_counts_repeated_rows(half_failed, tmp_path):
     path = tmp_path / "results" / "mine" / "runs.csv"
     path.write_text(path.read_text() + path.read_text().splitlines(keepends=True)[1])
-    assert "mine: 3 of 5 runs done, 2 failed, 0 remaining" in half_failed("status")
+    assert progress(half_failed) == (5, 3, 2, 0)
     assert json.loads(half_failed("status", "--json"))["doubled"] == 1
 
 
@@ -205,7 +223,7 @@ def test_study_without_completed_runs_is_one_line(tmp_path, monkeypatch, capsys,
         main.main(list(words), prog_name="scalebench")
     out, err = capsys.readouterr()
     assert (end.value.code, out) == (2, "")
-    assert err == ("scalebench: error: results/mine: no run was completed; `scalebench status results/mine` says why\n")
+    assert re.fullmatch(r"scalebench: error: results/mine: .*`scalebench status results/mine`.*\n", err)
     assert not (tmp_path / "plots").exists()
     assert not (tmp_path / "artifacts").exists()
 
@@ -215,7 +233,7 @@ def test_changed_calibration_option_is_another_study(half_failed, tmp_path):
     text = (tmp_path / "study.yaml").read_text()
     (tmp_path / "study.yaml").write_text(text.replace("given.json", "other.json"))
     said = half_failed("run", "study.yaml", "--jobs", "1", code=2)
-    assert "calibration was given.json, is other.json" in said
+    assert re.search(r"calibration.* given\.json.* other\.json", said)
 
 
 def test_lost_calibration_is_not_measured_again(scalebench, tmp_path):
@@ -225,7 +243,7 @@ def test_lost_calibration_is_not_measured_again(scalebench, tmp_path):
     (tmp_path / "results" / "mine" / "calibration.json").unlink()
     before = (tmp_path / "results" / "mine" / "runs.csv").read_text()
     said = scalebench("run", "study.yaml", "--jobs", "1", code=2)
-    assert "holds virtual runs but not calibration.json" in said
+    assert "not calibration.json" in said
     assert (tmp_path / "results" / "mine" / "runs.csv").read_text() == before
 
 
@@ -235,7 +253,7 @@ def test_study_of_stated_step_times_resumes(scalebench, tmp_path, stated):
     (tmp_path / "study.yaml").write_text(STUDY.replace("calibration: given.json\n", ""))
     words = ("run", "study.yaml", "--jobs", "1", "--device-step-time", "0.02", *stated)
     assert ("calibration ..." in scalebench(*words)) == (not stated)
-    assert "5 were there before" in scalebench(*words, "--set", "repetitions=2")
+    assert runs_made(scalebench(*words, "--set", "repetitions=2")) == (5, 5)
     assert load("results/mine").completed["repetition"].tolist().count(1) == 5
 
 
@@ -247,7 +265,7 @@ def test_changed_calibration_file_is_refused(scalebench, tmp_path):
     facts["tables"][0]["batches"][0]["forward_s"][0] *= 2
     (tmp_path / "given.json").write_text(json.dumps(facts))
     said = scalebench("run", "study.yaml", "--jobs", "1", "--set", "repetitions=2", code=2)
-    assert "given.json has changed since it charged the virtual runs in results/mine" in said
+    assert re.search(r"given\.json has changed .*results/mine", said)
 
 
 @pytest.mark.parametrize("background", some([False, True], True))
@@ -261,12 +279,12 @@ def test_further_worker_counts_use_the_first_calibration(scalebench, tmp_path, b
     if background:
         path.write_text(before.model_copy(update={"key": "of another machine"}).model_dump_json())
         said = scalebench(*run, "--workers", "2,4", code=2)
-        assert "has no step times for batches of" in said
+        assert re.search(r"no step times .*11, 12 samples", said)
         assert Calibration.model_validate_json(path.read_text()).tables == before.tables
         said = scalebench(*run, "--workers", "2", "--set", "repetitions=2")
-        assert "another machine or another torch measured" in said
+        assert "another machine" in said
         return
-    assert "measured now, beside what it holds" in scalebench(*run, "--workers", "2,4")
+    assert "measured now" in scalebench(*run, "--workers", "2,4")
     after = Calibration.model_validate_json(path.read_text())
     assert (after.key, after.engines) == (before.key, before.engines)
     for old, new in zip(before.tables, after.tables, strict=True):
@@ -277,9 +295,10 @@ def test_further_worker_counts_use_the_first_calibration(scalebench, tmp_path, b
 
 def test_status_names_the_writer_and_run_refuses(half_failed, tmp_path):
     with folder_lock(tmp_path / "results" / "mine"):
-        assert "running: process" in half_failed("status")
-        assert "is being written by process" in half_failed("run", "study.yaml", "--jobs", "1", code=2)
-        assert "is being written by process" in half_failed("retry", "--jobs", "1", code=2)
+        writer = f"process {os.getpid()}"
+        assert f"running: {writer}" in half_failed("status")
+        assert writer in half_failed("run", "study.yaml", "--jobs", "1", code=2)
+        assert writer in half_failed("retry", "--jobs", "1", code=2)
 
 
 def test_new_puts_a_changed_study_into_its_own_folder(half_failed, tmp_path):
@@ -287,8 +306,8 @@ def test_new_puts_a_changed_study_into_its_own_folder(half_failed, tmp_path):
     half_failed("run", "study.yaml", "--lr", "0.5", "--new", "--jobs", "1")
     assert (tmp_path / "results" / "mine-2" / "runs.csv").exists()
     said = half_failed("run", "study.yaml", "--lr", "0.5", "--new", "--jobs", "1")
-    assert "0 runs completed, 5 were there before" in said
-    assert "mine-2: 5 of 5 runs done" in half_failed("status", "results/mine-2")
+    assert runs_made(said) == (0, 5)
+    assert progress(half_failed, "results/mine-2") == (5, 5, 0, 0)
 
 
 @pytest.mark.parametrize("command", ["status", "retry"])
@@ -299,7 +318,7 @@ def test_missing_study_is_one_line(scalebench, command):
 
 def test_retry_refuses_a_renamed_folder(half_failed, tmp_path):
     (tmp_path / "results" / "mine").rename(tmp_path / "results" / "yours")
-    assert "name the folder mine again" in half_failed("retry", "results/yours", code=2)
+    assert re.search(r"results/yours.* mine again", half_failed("retry", "results/yours", code=2))
 
 
 def test_status_imports_nothing_heavy(tmp_path):
