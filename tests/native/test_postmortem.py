@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import re
 
 import pytest
 
@@ -24,9 +25,8 @@ TRACE = 'Traceback (most recent call last):\n  File "x.py", line 1\nImportError:
 
 def test_death_of_a_daemon_that_mpirun_reports_by_its_code_names_the_hosts(tmp_path):
     (tmp_path / "stderr.txt").write_text("Killed\n")
-    assert "ended by signal 9" in cause_of_death(tmp_path, 137, ["n0", "n1", "n1"]).error
-    assert "on one of n0, n1: check" in cause_of_death(tmp_path, 137, ["n0", "n1", "n1"]).error
-    assert cause_of_death(tmp_path, 137).error.startswith("mpirun exited with code 137: Killed")
+    assert re.search(r"signal 9.* n0, n1\b", cause_of_death(tmp_path, 137, ["n0", "n1", "n1"]).error)
+    assert re.match(r"mpirun .*code 137: Killed", cause_of_death(tmp_path, 137).error)
 
 
 @pytest.mark.parametrize(
@@ -45,7 +45,7 @@ def test_mpirun_is_quoted_by_an_exception_or_its_first_paragraph(said, told, tmp
     (tmp_path / "stderr.txt").write_text(said)
     death = cause_of_death(tmp_path, 1)
     assert death.status == "failed"
-    assert death.error.startswith("mpirun exited with code 1: ")
+    assert re.match(r"mpirun .*code 1: ", death.error)
     assert told in death.error
     assert len(death.error.partition("; see")[0]) < 340
 
@@ -77,7 +77,7 @@ This is usually due to either a failure of the TCP network.
 def test_lost_daemon_is_named_with_host_and_ranks(said, tmp_path):
     (tmp_path / "stderr.txt").write_text(said)
     death = cause_of_death(tmp_path, 1, ["n0", "n1", "n2", "n2"])
-    assert death.error.startswith("mpirun lost its daemon on n2 with ranks 2, 3: check that host")
+    assert re.match(r"mpirun .*daemon on n2 with ranks 2, 3: check", death.error)
 
 
 @pytest.mark.parametrize("said", LOST)
@@ -86,28 +86,27 @@ def test_daemon_that_mpirun_names_on_its_standard_output_precedes_broken_connect
     (tmp_path / "stderr.txt").write_text(HUNG_UP)
     BROKEN.save(tmp_path)
     told = cause_of_death(tmp_path, 1, ["n0", "n1", "n2.cluster"]).error
-    assert told.startswith("mpirun lost its daemon on n2 with rank 2: check that host")
+    assert re.match(r"mpirun .*daemon on n2 with rank 2: check", told)
 
 
 def test_killed_launcher_is_named_with_its_signal(tmp_path):
-    told = cause_of_death(tmp_path, -9).error
-    assert told == "mpirun was ended by signal 9 (Killed, perhaps for want of memory)"
-    assert cause_of_death(tmp_path, -15, launcher="srun").error == "srun was ended by signal 15 (Terminated)"
+    assert re.fullmatch(r"mpirun .*signal 9 \(Killed.* memory\)", cause_of_death(tmp_path, -9).error)
+    assert re.fullmatch(r"srun .*signal 15 \(Terminated\)", cause_of_death(tmp_path, -15, launcher="srun").error)
 
 
 @pytest.mark.parametrize("said", ["", "\n---\n\n"])
 def test_launcher_that_ends_without_a_word_was_ended_by_a_signal_that_it_handles(said, tmp_path):
     (tmp_path / "stderr.txt").write_text(said)
-    assert cause_of_death(tmp_path, 1).error.startswith("mpirun was ended by signal 15 (Terminated), or by 2 or 1")
-    assert cause_of_death(tmp_path, 213).error.startswith("mpirun exited with code 213: it said nothing; see")
-    assert cause_of_death(tmp_path, 1, launcher="srun").error.startswith("srun exited with code 1: it said nothing")
+    assert re.match(r"mpirun .*signal 15 \(Terminated\), or by 2 or 1", cause_of_death(tmp_path, 1).error)
+    assert re.match(r"mpirun .*code 213: .*nothing; see", cause_of_death(tmp_path, 213).error)
+    assert re.match(r"srun .*code 1: .*nothing", cause_of_death(tmp_path, 1, launcher="srun").error)
 
 
 def test_rank_after_the_workers_is_called_a_server(tmp_path):
     (tmp_path / "stderr.txt").write_text(SIGNALLED)
-    assert cause_of_death(tmp_path, 1, workers=2).error.startswith("rank 2 (a server) was ended by signal 9")
-    assert cause_of_death(tmp_path, 1, HOSTS, workers=2).error.startswith("rank 2 on n1 (a server) was ended by")
-    assert cause_of_death(tmp_path, 1, workers=3).error.startswith("rank 2 was ended by signal 9")
+    assert re.match(r"rank 2 \(a server\) .*signal 9", cause_of_death(tmp_path, 1, workers=2).error)
+    assert re.match(r"rank 2 on n1 \(a server\) .*signal 9", cause_of_death(tmp_path, 1, HOSTS, workers=2).error)
+    assert re.match(r"rank 2 was .*signal 9", cause_of_death(tmp_path, 1, workers=3).error)
 
 
 def test_ranks_that_could_not_report_are_explained_by_what_keeps_this_process_from_writing(tmp_path, monkeypatch):
@@ -115,13 +114,12 @@ def test_ranks_that_could_not_report_are_explained_by_what_keeps_this_process_fr
         raise OSError(errno.ENOSPC, "No space left on device")
 
     monkeypatch.setattr("pathlib.Path.write_bytes", full)
-    told = cause_of_death(tmp_path, 1).error
-    assert told.startswith("the ranks could not write their results and reports: No space left on device, in ")
+    assert re.match(r"the ranks could not write .*: No space left on device, in ", cause_of_death(tmp_path, 1).error)
 
 
 def test_reason_that_cannot_be_written_is_printed(tmp_path, capsys):
     Death("failed", "ValueError: upset", "r", 2).save(tmp_path / "gone")
-    assert "rank 2: ValueError: upset (not written: " in capsys.readouterr().err
+    assert "rank 2: ValueError: upset (not" in capsys.readouterr().err
 
 
 def test_killed_rank_is_named_with_its_host_among_several(tmp_path):
