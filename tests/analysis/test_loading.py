@@ -29,14 +29,14 @@ def test_runs_with_lost_epochs_are_noted_and_in_no_epochs(tmp_path):
     results = load(tmp_path)
     assert results.epochs["run_id"].tolist() == ["a", "a"]
     assert results.without_epochs == ["b", "c"]
-    assert "epochs.csv lacks epochs of 2 completed runs (b, c)" in results.notes[0]
+    assert re.search(r"epochs\.csv .*\b2 .*\(b, c\)", results.notes[0])
     assert check(tmp_path).count("error") == 0
     (finding,) = [found for found in check(tmp_path).findings if found.rule == "missing-epochs"]
-    assert "epochs of 2 completed runs are missing (b, c); 2 rows of others are there" in finding.what
+    assert re.search(r"\b2 .*missing \(b, c\); 2 rows", finding.what)
     (tmp_path / "epochs.csv").unlink()
     assert load(tmp_path).epochs.empty
     (finding,) = [found for found in check(tmp_path).findings if found.rule == "missing-epochs"]
-    assert "epochs of 3 completed runs are missing" in finding.what
+    assert re.search(r"\b3 .*missing", finding.what)
 
 
 def test_rows_come_back_with_their_types(study):
@@ -99,9 +99,8 @@ def test_latest_configuration_counts_with_a_note(study):
     rows = [run_row(run_id="old", lr=0.2), run_row(run_id="old2", lr=0.3), run_row(run_id="new")]
     results = study(rows=rows)
     assert results.runs["run_id"].tolist() == ["new"]
-    assert results.notes == [
-        "left out 2 runs with lr = 0.2, 0.3: the latest runs have 0.1; give each configuration a study name of its own"
-    ]
+    (note,) = results.notes
+    assert re.fullmatch(r"left out 2 runs with lr = 0\.2, 0\.3: .* 0\.1; .*study name.*", note)
 
 
 def test_the_cluster_may_differ_between_executions_but_not_within_one(study):
@@ -112,7 +111,7 @@ def test_the_cluster_may_differ_between_executions_but_not_within_one(study):
     ]
     results = study(rows=rows)
     assert results.runs["run_id"].tolist() == ["n", "v2"]
-    assert results.notes[0].startswith("left out 1 run with cluster = juwels-booster: the latest runs have ")
+    assert re.match(r"left out 1 run .*cluster = juwels-booster: .* ethernet-10g", results.notes[0])
 
 
 def test_two_contents_of_a_cluster_file_are_two_clusters(study):
@@ -124,7 +123,7 @@ def test_two_contents_of_a_cluster_file_are_two_clusters(study):
     ]
     results = study(rows=rows)
     assert set(results.runs["run_id"]) == {"n", "v2"}
-    assert results.notes[0].startswith("left out 1 run with cluster = ours.yaml (sha256 aaaaaaaaaaaa): the latest")
+    assert re.match(r"left out 1 run .*ours\.yaml \(sha256 a{12}\): .*\(sha256 b{12}\)", results.notes[0])
 
 
 @pytest.mark.parametrize(
@@ -257,9 +256,9 @@ def test_columns_reordered_by_a_spreadsheet_are_read(study):
 
 
 def test_a_simulated_time_is_not_taken_for_a_measured_one(study):
-    with pytest.raises(ResultsError, match=r"line 3: engine is 'virtual', expected a native engine"):
+    with pytest.raises(ResultsError, match=r"line 3: engine .*'virtual', expected a native"):
         study(rows=[run_row(run_id="a"), run_row(run_id="b", execution="native")])
-    with pytest.raises(ResultsError, match=r"line 2: engine is 'mpi', expected virtual for this execution"):
+    with pytest.raises(ResultsError, match=r"line 2: engine .*'mpi', expected virtual"):
         study(rows=[run_row(run_id="a", engine="mpi")])
 
 
@@ -270,7 +269,7 @@ def test_a_number_too_large_for_its_column_is_named(study, value):
     cells = row.split(",")
     cells[header.split(",").index("workers")] = value
     (folder / "runs.csv").write_text(f"{header}\n{','.join(cells)}\n")
-    with pytest.raises(ResultsError, match=f"line 2: .* is '{value}', expected a whole number"):
+    with pytest.raises(ResultsError, match=f"line 2: .*'{value}', expected a whole number"):
         load(folder)
 
 
@@ -284,7 +283,8 @@ def test_last_row_of_a_repeated_run_counts(study):
     ]
     results = study(rows=rows)
     assert results.runs["train_s"].tolist() == [2.0, 4.0]
-    assert results.notes == ["rows that give a run once more, of which only the last counts: 2 left out"]
+    (note,) = results.notes
+    assert note.endswith(": 2 left out")
     (cell,) = runs_by_cell(results)
     assert (list(cell.seconds.values()), cells(results)["n"].item()) == ([2.0, 4.0], 2)
 
@@ -301,9 +301,7 @@ def test_further_attempts_are_not_repeated_rows(study):
 def test_impossible_metric_of_an_epoch_is_named(tmp_path, cell, expected):
     with Store(tmp_path) as store:
         store.append(run_row(), [epoch_row(test_metric=0.5), epoch_row(epoch=1, test_metric=float(cell))])
-    with pytest.raises(
-        ResultsError, match=rf"epochs\.csv, line 3: test_metric is '{cell}', expected {re.escape(expected)}"
-    ):
+    with pytest.raises(ResultsError, match=rf"epochs\.csv, line 3: test_metric .*'{cell}', .*{re.escape(expected)}"):
         assert load(tmp_path).epochs is not None
 
 

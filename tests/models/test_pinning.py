@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import hashlib
+import json
+import re
 from pathlib import Path
 
 import numpy as np
@@ -81,10 +83,10 @@ def test_resume_refuses_a_changed_file(scalebench, key):
     change(key)
     more = (*RUN, *FILES, "--repetitions", "2")
     said = scalebench(*more, code=2)
-    assert f"holds another study of this name ({key} was {before[:12]}, is {sha256(KEYS[key])[:12]})" in said
+    assert re.search(rf"{key} .*{before[:12]}, .*{sha256(KEYS[key])[:12]}", said)
     assert len(load("results/mine").runs) == 1
     said = scalebench("run", "results/mine/study.yaml", "--repetitions", "2", code=2)
-    assert f"{KEYS[key]} has changed since the study began (sha256 {before[:12]}" in said
+    assert re.search(rf"{re.escape(KEYS[key])} has changed .*sha256 {before[:12]}", said)
     assert said.count("\n") == 1
     scalebench(*more, "--new")
     assert len(load("results/mine-2").runs) == 2
@@ -97,11 +99,11 @@ def test_file_changed_during_the_study_fails_the_run(scalebench):
     run = plan_study(load_study(None, stated, [])).sweep.runs[0]
     require_unchanged(run)
     Path("net.py").write_text(OTHER)
-    with pytest.raises(RunError, match=r"^net\.py has changed since the study began .* put it back, or begin anew"):
+    with pytest.raises(RunError, match=r"^net\.py has changed .*put it back, or begin anew"):
         require_unchanged(run)
     Path("net.py").write_text(NET)
     change("cluster_sha256")
-    with pytest.raises(RunError, match=r"^ours\.yaml has changed since the study began"):
+    with pytest.raises(RunError, match=r"^ours\.yaml has changed"):
         require_unchanged(run)
     Path("ours.yaml").write_text(CLUSTER)
     Path("start.npz").unlink()
@@ -122,17 +124,16 @@ def test_resume_refuses_changed_data(scalebench):
     scalebench(*DATA)
     before = load("results/mine").runs["dataset_sha256"].iloc[0]
     assert load_study(Path("results/mine/study.yaml"), {}, []).dataset_sha256 == before
-    assert "mine: 1 run, 1 done" in scalebench(*DATA, "--dry-run")
+    assert "1 run, 1 done" in scalebench(*DATA, "--dry-run")
     write_data(most=9)
     more = (*DATA, "--workers", "1,2", "--strategy", "allreduce")
     for words in (more, (*more, "--dry-run"), (*more, "--full")):
         said = scalebench(*words, code=2)
-        assert f"dataset_sha256 was {before[:12]}, is " in said
+        assert re.search(rf"dataset_sha256 .*{before[:12]}", said)
         assert said.count("\n") == 1
     kept = ("run", "results/mine/study.yaml", "--repetitions", "2")
     said = scalebench(*kept, code=2)
-    assert "data set csv: mine.csv changed since the study began, or is read otherwise (sha256 " in said
-    assert "begin anew with --new" in said
+    assert re.search(rf"mine\.csv changed .*sha256 {before[:12]}.* --new\b", said)
     assert len(load("results/mine").runs) == 1
     scalebench(*kept, "--new")
     assert load("results/mine-2").runs["dataset_sha256"].nunique() == 1
@@ -161,13 +162,14 @@ def test_rows_of_different_data_are_in_no_table(scalebench, capsys):
     results = load("results/mine")
     assert len(results.runs) == 3, "those of the other data"
     (note,) = results.notes
-    assert note.startswith("left out 1 run with dataset_sha256 = ")
+    assert re.match(r"left out 1 run .*dataset_sha256", note)
     for words in (("table", "results/mine"), ("compare", "results/mine", "results/other", "--fail-on", "missing")):
         with pytest.raises(SystemExit) as end:
             main([*words], prog_name="scalebench")
         assert end.value.code == 0
         assert note in capsys.readouterr().err
-    assert "1 row of other data than the latest (dataset_sha256)" in scalebench("status", "results/mine")
+    assert json.loads(scalebench("status", "results/mine", "--json"))["other_data"] == 1
+    assert "dataset_sha256" in scalebench("status", "results/mine")
     found = check(Path("results/mine")).findings
     assert [one.rule for one in found if "dataset_sha256 is" in one.what] == ["mixed-configurations"]
 
@@ -184,7 +186,7 @@ def test_rows_of_different_file_contents_are_separated(scalebench):
     scalebench(*RUN, *FILES)
     Path("net.py").write_text(OTHER)
     scalebench(*RUN, *FILES, "--name", "other")
-    with pytest.raises(ResultsError, match="cannot be compared: model_sha256 is "):
+    with pytest.raises(ResultsError, match="model_sha256 is "):
         compare_studies(load("results/mine"), load("results/other"))
     first, second = Path("results/mine/runs.csv"), Path("results/other/runs.csv")
     first.write_text(first.read_text() + second.read_text().partition("\n")[2])
@@ -217,7 +219,7 @@ def test_artifact_ships_the_files_that_ran_without_credentials(scalebench, tmp_p
     change("model_sha256")
     made = write_artifact(Path("results/mine"), tmp_path / "again", PaperFile())
     assert sorted(path.name for path in (made.folder / "inputs").iterdir()) == ["ours.yaml", "start.npz"]
-    assert any("inputs/net.py was not found, or has changed since the study began" in one for one in made.remarks)
+    assert any(one.startswith("inputs/net.py was not found") for one in made.remarks)
     change("cluster_sha256")
     made = write_artifact(Path("results/mine"), tmp_path / "third", PaperFile())
-    assert any("inputs/ours.yaml was not found, or has changed since the study began" in one for one in made.remarks)
+    assert any(one.startswith("inputs/ours.yaml was not found") for one in made.remarks)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 
 import numpy as np
 import pytest
@@ -58,10 +59,9 @@ def test_spread_names_the_widest_cell(study):
     found = rules(study(rows=rows))["spread"]
     assert found.severity == "warning"
     assert found.where == "allreduce at 2, 4 workers (native mpi)"
-    assert found.what.endswith("(allreduce at 4 workers (native mpi))")
-    assert "2 of 2 native cells vary by more than 10 %" in found.what
+    assert re.match(r".*2 of 2 native cells .* 10 %.*\(allreduce at 4 workers", found.what)
     (alone,) = [one for one in claims.findings(study(rows=repeated([1.0, 1.2, 1.4, 1.1, 1.3]))) if one.rule == "spread"]
-    assert alone.what.startswith("the times of 1 of 1 native cell vary by more than 10 %")
+    assert re.match(r"the times of 1 of 1 native cell .* 10 %", alone.what)
     assert "spread" not in rules(study(rows=repeated(steady(5))))
 
 
@@ -85,7 +85,7 @@ def test_drift_is_found_with_its_size(study):
             [t * math.exp(0.01 * (10 * r + place)) for r, t in enumerate(noise)], workers=workers, place=place
         )
     found = rules(study(rows=rows))["drift"]
-    assert "+39 % from the first run to the last" in found.what  # exp(0.01 x 33)
+    assert "+39 %" in found.what  # exp(0.01 x 33)
     still = [row.model_copy(update={"train_s": 1.0 + 0.001 * (n % 3)}) for n, row in enumerate(rows)]
     assert "drift" not in rules(study(rows=still))
 
@@ -103,11 +103,12 @@ def test_unchecked_or_wrong_simulation_is_found(study):
     other = [row.model_copy(update={"cluster": "juwels"}) for row in repeated(steady(5), execution="virtual")]
     assert rules(study(rows=other))["virtual-error"].fix.startswith("quote them as virtual times")
     far = rules(study(rows=checked(1.4)))["virtual-error"]
-    assert (far.severity, "off native ones by 40 %" in far.what) == ("warning", True)
+    assert far.severity == "warning"
+    assert "by 40 %" in far.what
     assert "virtual-error" not in rules(study(rows=checked(1.05)))
     assert "virtual-error" not in rules(study(rows=checked(1.14)))
-    assert "off native ones by 16 %" in rules(study(rows=checked(1.16)))["virtual-error"].what
-    assert "off native ones by a factor of 3.1 (" in rules(study(rows=checked(1 / 3.1)))["virtual-error"].what
+    assert "by 16 %" in rules(study(rows=checked(1.16)))["virtual-error"].what
+    assert "a factor of 3.1 (" in rules(study(rows=checked(1 / 3.1)))["virtual-error"].what
 
 
 def test_unsettled_is_a_difference_within_its_interval(study):

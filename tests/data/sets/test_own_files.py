@@ -1,5 +1,7 @@
 """User data: .npz archives and CSV tables."""
 
+import re
+
 import numpy as np
 import pytest
 
@@ -74,15 +76,15 @@ def test_invalid_npz_is_refused(tmp_path, arrays, message):
 
 def test_npz_with_objects_or_garbage_is_refused(tmp_path):
     np.savez(tmp_path / "objects.npz", x=np.array([{}], dtype=object), y=np.zeros(1))
-    with pytest.raises(DataError, match=r"objects\.npz: not a readable \.npz archive \(it holds Python objects"):
+    with pytest.raises(DataError, match=r"objects\.npz: .*Python objects"):
         load(tmp_path, "npz")
     (tmp_path / "short.npz").write_bytes((tmp_path / "objects.npz").read_bytes()[:50])
-    with pytest.raises(DataError, match=r"found 2 \(objects\.npz, short\.npz\); say which with the option file"):
+    with pytest.raises(DataError, match=r"found 2 \(objects\.npz, short\.npz\); .*option file"):
         load(tmp_path, "npz")
     with pytest.raises(DataError, match=r"short\.npz: not a readable \.npz"):
         load(tmp_path, "npz", file="short.npz")
     (tmp_path / "short.npz").write_bytes(bytes(range(200)))
-    with pytest.raises(DataError, match=r"short\.npz: not a readable .*that is no array of numbers\)$"):
+    with pytest.raises(DataError, match=r"short\.npz: not a readable .*no array"):
         load(tmp_path, "npz", file="short.npz")
     with pytest.raises(DataError, match=r"missing other\.npz"):
         load(tmp_path, "npz", file="other.npz")
@@ -171,7 +173,7 @@ def test_unnamed_columns_are_no_features(tmp_path):
         write_csv(tmp_path, [f"{name},a,y", *(f"{row},{row % 3},{row % 2}" for row in range(12))])
         dataset = load(tmp_path, "csv")
         assert dataset.input_shape == (1,)
-        assert dataset.notes[0].startswith("table.csv: column 0 (counted from 0) has no name, as pandas writes")
+        assert re.match(r"table\.csv: column 0 .*no name", dataset.notes[0])
     write_csv(tmp_path, ["id,a,y", *(f"{row},{row % 3},{row % 2}" for row in range(12))])
     assert load(tmp_path, "csv").input_shape == (2,)
 
@@ -194,10 +196,8 @@ def test_whole_numbers_in_floats_are_classes(tmp_path):
     np.savez(tmp_path / "mine.npz", x=x, y=y.astype(np.float64))
     dataset = load(tmp_path, "npz")
     assert (dataset.task, dataset.outputs) == ("classification", 3)
-    assert dataset.notes == (
-        "mine.npz: targets are whole numbers in float64, taken as 3 classes; if they are values to be predicted, give "
-        "the option task: regression",
-    )
+    (note,) = dataset.notes
+    assert re.match(r"mine\.npz: .*float64, .*3 classes; .*task: regression", note)
     assert load(tmp_path, "npz", task="regression").task == "regression"
     assert not load(tmp_path, "npz", task="regression").notes
     np.savez(tmp_path / "mine.npz", x=x, y=y + 0.5)
@@ -207,11 +207,9 @@ def test_whole_numbers_in_floats_are_classes(tmp_path):
 def test_empty_classes_and_test_samples_of_the_training_part_are_noted(tmp_path):
     x, y = np.arange(16.0).reshape(8, 2), np.array([0, 1, 0, 1, 0, 1, 5, 5])
     np.savez(tmp_path / "mine.npz", x_train=x, y_train=y, x_test=np.where(x[4:] == 14, 0.5, x[4:]), y_test=[0, 1, 5, 3])
-    assert load(tmp_path, "npz").notes == (
-        "3 of 6 classes (2, 3, 4) have no training sample, and 1 of these has test samples: outputs that are never "
-        "trained; number the classes 0, 1, ... without gaps",
-        "3 of 4 test samples are training samples too, with the same features and target: their metric shows memory",
-    )
+    empty, shared = load(tmp_path, "npz").notes
+    assert re.match(r"3 of 6 classes \(2, 3, 4\) .*no training sample, .*1 of these .*without gaps", empty)
+    assert re.match(r"3 of 4 test samples are training samples", shared)
 
 
 def test_raw_bytes_of_images_are_noted(tmp_path):
@@ -219,20 +217,20 @@ def test_raw_bytes_of_images_are_noted(tmp_path):
     x[:, 0] = 159
     np.savez(tmp_path / "mine.npz", x=x, y=np.arange(10) % 2)
     (note,) = load(tmp_path, "npz").notes
-    assert "features are uint8 up to 159, taken as they are; divide by 255" in note
+    assert re.search(r"uint8 up to 159, .*divide by 255", note)
 
 
 @pytest.mark.parametrize("dtype", [np.int64, np.float32, bool])
 def test_one_hot_targets_are_refused_unless_they_are_values(tmp_path, dtype):
     np.savez(tmp_path / "mine.npz", x=np.arange(24.0).reshape(12, 2), y=np.eye(3)[np.arange(12) % 3].astype(dtype))
-    with pytest.raises(DataError, match=r"one-hot \(12, 3\); .*save y.argmax\(axis=1\), or .* task: regression"):
+    with pytest.raises(DataError, match=r"one-hot \(12, 3\); .*y\.argmax\(axis=1\), .*task: regression"):
         load(tmp_path, "npz")
     assert load(tmp_path, "npz", task="regression").outputs == 3
 
 
 def test_a_column_of_class_numbers_is_refused_unless_they_are_values(tmp_path):
     np.savez(tmp_path / "mine.npz", x=np.arange(24.0).reshape(12, 2), y=(np.arange(12) % 3)[:, None])
-    with pytest.raises(DataError, match=r"whole numbers \(12, 1\); .*save y\[:, 0\], or .* task: regression"):
+    with pytest.raises(DataError, match=r"whole numbers \(12, 1\); .*y\[:, 0\], .*task: regression"):
         load(tmp_path, "npz")
     assert load(tmp_path, "npz", task="regression").outputs == 1
 
@@ -240,18 +238,18 @@ def test_a_column_of_class_numbers_is_refused_unless_they_are_values(tmp_path):
 def test_data_larger_than_memory_are_refused_before_they_are_read(tmp_path, monkeypatch):
     monkeypatch.setattr("scalebench.data.files.usable_memory_mib", lambda: 1)
     np.savez_compressed(tmp_path / "mine.npz", x=np.zeros((100_000, 2)), y=np.zeros(100_000))
-    with pytest.raises(DataError, match=r"mine\.npz: reading it takes about 0\.0 GiB of memory"):
+    with pytest.raises(DataError, match=r"mine\.npz: .* 0\.0 GiB of memory"):
         load(tmp_path, "npz")
     with (tmp_path / "huge.csv").open("wb") as file:
         file.truncate(1 << 40)
-    with pytest.raises(DataError, match=r"huge\.csv: reading it takes about 12,288\.0 GiB of memory"):
+    with pytest.raises(DataError, match=r"huge\.csv: .* 12,288\.0 GiB of memory"):
         load(tmp_path, "csv")
 
 
 def test_a_device_is_no_file_of_data(tmp_path):
     """It may have no end: a link to /dev/zero was read up to a gibibyte."""
     (tmp_path / "table.csv").symlink_to("/dev/zero")
-    with pytest.raises(DataError, match=r"table\.csv is no regular file; put your own \.csv file there"):
+    with pytest.raises(DataError, match=r"table\.csv is no regular file"):
         load(tmp_path, "csv")
 
 
@@ -260,5 +258,5 @@ def test_binary_csv_is_refused(tmp_path):
     with pytest.raises(DataError, match="expected UTF-8 text"):
         load(tmp_path, "csv")
     (tmp_path / "table.csv").unlink()
-    with pytest.raises(DataError, match=r"expected one \.csv file .* found 0 \(none\)"):
+    with pytest.raises(DataError, match=r"one \.csv file .*found 0"):
         load(tmp_path, "csv")
