@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 
 import pytest
 
@@ -51,7 +52,7 @@ def test_times_of_a_cell_are_those_of_its_quiet_runs(study):
     assert cell["train_s"] == pytest.approx(math.sqrt(1.1))
     assert cell["mean_s"] == pytest.approx(1.05)
     assert cell["metric"] == pytest.approx(0.91), "accuracy is not disturbed"
-    assert "1 disturbed run left out of times beside others of the same point" in summary_notes(results)
+    assert sum(note.startswith("1 disturbed run left out") for note in summary_notes(results)) == 1
 
 
 def test_disturbed_baseline_gives_no_ratio(study):
@@ -59,15 +60,14 @@ def test_disturbed_baseline_gives_no_ratio(study):
     results = study(rows=rows)
     row = only(ratios(results), label="epoch_average", baseline="allreduce")
     assert math.isnan(row.ratio)
-    assert row.note == "allreduce on engine mpi at 2 workers (native) is disturbed and so no baseline"
+    assert re.match(r"allreduce .*mpi at 2 workers \(native\) is disturbed", row.note)
     (difference,) = differences(results, "epoch_average", "allreduce").to_dict("records")
     assert (math.isnan(difference["ratio"]), difference["disturbed"]) == (True, True)
-    assert difference["note"] == "allreduce is disturbed at 2 workers and so no baseline"
+    assert re.match(r"allreduce is disturbed at 2 workers", difference["note"])
     marked = [row for row in summary(results).rows if str(row[1].text).endswith(" †")]
     assert [row[0].text for row in marked] == ["allreduce"]
-    assert "† disturbed, as other programs took more than 25 % of the cores: shown, never a baseline" in summary_notes(
-        results
-    )
+    (sign,) = [note for note in summary_notes(results) if note.startswith("† disturbed")]
+    assert re.search(r" 25 % of the cores.*never a baseline", sign)
 
 
 def test_disturbed_runs_check_no_virtual_time(study):
@@ -90,7 +90,7 @@ def test_laws_are_fitted_to_undisturbed_runs(study):
         rows += [run("allreduce", workers, 10 / workers + 0.1, "native", repetition=r, **busy) for r in range(3)]
     (law,) = scaling_laws(study(rows=rows))
     assert law.series.counts.tolist() == [1, 2, 4, 8]
-    assert "disturbed runs left out, at 16 workers" in law.series.notes
+    assert any(re.match(r"disturbed runs left out.* 16 workers", note) for note in law.series.notes)
 
 
 def test_disturbed_cells_of_two_studies_are_not_compared(study):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -42,7 +43,8 @@ def scalebench(tmp_path, monkeypatch, invoke, machine):
 def test_study_that_states_its_steps_gets_the_costs_of_engines(scalebench):
     said = scalebench("calibrate", *STUDY, "--set", "device_step_time=0.01", "-o", FILE)
     assert scalebench.measured == []
-    assert "no steps, which the study states" in said
+    assert "no steps" in said
+    assert read_calibration(FILE).tables == []
     assert read_calibration(FILE).engines.entries
 
 
@@ -54,8 +56,7 @@ def test_file_is_completed_by_the_same_command_and_charges_a_study(scalebench):
     scalebench.fails = None
     said = scalebench(*words)
     assert scalebench.measured == [4, 8, 16], "what was measured stays"
-    assert "machine.json: mlp(hidden=[128]) in float32 on " in said
-    assert "3 batch sizes (4, 8, 16)" in said
+    assert re.search(r"machine\.json: mlp\(hidden=\[128\]\) .*float32 .*3 batch sizes \(4, 8, 16\)", said, re.DOTALL)
     found = read_calibration(FILE)
     assert found.measured.dtype == "float32"
     assert {batch.samples for table in found.tables for batch in table.batches} == {4, 8, 16}
@@ -70,9 +71,9 @@ def test_file_is_completed_by_the_same_command_and_charges_a_study(scalebench):
     assert "mlp(hidden=[128]) on this-machine" in words
     scaled = scalebench("predict", "--calibration", FILE, "--measured-on", "epyc-7742", "--device", "xeon-8160",
                         "--workers", "1,2", "--epochs", "3", "--batch", "8")  # fmt: skip
-    assert "scaled by roofline of xeon-8160 in float32 over roofline of epyc-7742" in " ".join(scaled.split())
+    assert re.search(r"scaled .*xeon-8160 in float32 over .*epyc-7742", " ".join(scaled.split()))
     refused = scalebench("predict", "resnet50", "--calibration", FILE, code=2)
-    assert "was measured for mlp(hidden=[128]) in float32 on " in refused
+    assert "measured for mlp(hidden=[128])" in refused
     assert len(refused.strip().splitlines()) == 1
     assert "has nothing" in scalebench("predict", "--calibration", FILE, "--cluster", "juwels-booster", code=2)
 
@@ -87,18 +88,18 @@ def test_steps_on_gpus_are_measured_in_seconds_with_one_process_for_each(scalebe
     found = read_calibration(FILE)
     assert found.reference_s is None, "a GPU's steps are not scaled by the speed of a core"
     assert not found.operations
-    assert "nothing is charged for what strategies compute beside their steps" in " ".join(said.split())
+    assert "nothing is charged" in " ".join(said.split())
     words = ("predict", "--calibration", FILE, "--workers", "1,2", "--strategy", "allreduce", "--strategy", "easgd")
     predicted = " ".join(scalebench(*words).split())
     assert "GPU-hours" in predicted
-    assert "what easgd computes beside steps was not measured" in predicted
-    assert "what allreduce computes" not in predicted
+    assert re.search(r"easgd computes .*not measured", predicted)
+    assert "allreduce computes" not in predicted
 
 
 def test_steps_on_a_gpu_need_one(scalebench, monkeypatch):
     monkeypatch.setattr("scalebench.comm.engines.available", lambda engine, **_: "no NVIDIA GPU here")
     said = scalebench("calibrate", "--device", "cuda", "-o", FILE, code=2)
-    assert said.strip() == "scalebench: error: --device cuda: no NVIDIA GPU here"
+    assert re.fullmatch(r"scalebench: error: --device cuda: .*no NVIDIA GPU here", said.strip())
     assert not FILE.exists()
 
 
@@ -106,8 +107,7 @@ def test_file_of_another_model_is_not_completed(scalebench):
     scalebench("calibrate", *STUDY, "--batch", 8, "-o", FILE)
     before = FILE.read_bytes()
     said = scalebench("calibrate", *STUDY, "--model", "mlp: {hidden: [4]}", "--batch", 8, "-o", FILE, code=2)
-    assert "machine.json was measured for mlp(hidden=[128]) in float32 on " in said
-    assert "this is mlp(hidden=[4]) in float32 on " in said
+    assert re.search(r"machine\.json .*mlp\(hidden=\[128\]\) .*this is mlp\(hidden=\[4\]\)", said)
     assert FILE.read_bytes() == before
     assert json.loads(before)["measured"]["optimizer"] == "sgd(momentum=0.9)"
 
@@ -118,7 +118,7 @@ def test_next_study_of_a_model_takes_the_steps_of_the_first(scalebench, monkeypa
     measured = list(scalebench.measured)
     assert measured
     monkeypatch.setattr("scalebench.calibration.kept_steps.measure_reference", lambda threads: 2e-3)
-    assert "step times are those of an earlier study of this model" in scalebench(*run, "--name", "second")
+    assert "step times are" in scalebench(*run, "--name", "second")
     assert scalebench.measured == measured, "nothing is measured again"
     first, second = (load(f"results/{name}").completed["train_s"].to_numpy() for name in ("first", "second"))
     assert second == pytest.approx(2 * first, rel=0.2), "on a machine of half the speed, where messages take as long"

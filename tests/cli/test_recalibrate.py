@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from unittest.mock import Mock
 
@@ -13,7 +14,7 @@ from scalebench.calibration.step_statistics import MeasuredTables
 from scalebench.comm import engines
 from scalebench.errors import DisturbedError
 from scalebench.study.load import load_study
-from tests.conftest import needs_mpi
+from tests.conftest import needs_mpi, runs_made
 
 RUN = ("run", "--dataset", "wine", "--epochs", "2", "--execution", "virtual", "--jobs", "1", "--repetitions", "1",
        "--workers", "1,2", "--strategy", "serial", "--strategy", "epoch_average", "--name", "mine")  # fmt: skip
@@ -68,6 +69,13 @@ def losses():
     return load(MINE).epochs.sort_values(["run_id", "epoch"])["train_loss"].tolist()
 
 
+def runs_charged(said):
+    """The virtual runs that were charged anew, and those that were trained again."""
+    pattern = r"^(\d+) virtual runs? charged anew .*?(?:, (\d+) runs? trained|; )"
+    ((anew, again),) = re.findall(pattern, said, re.MULTILINE)
+    return int(anew), int(again or 0)
+
+
 @needs_mpi
 @pytest.mark.parametrize("given", [True, False], ids=["by a file", "by a measurement"])
 def test_recalibrated_runs_get_new_times_and_keep_their_results(machine, invoke, given):
@@ -75,7 +83,8 @@ def test_recalibrated_runs_get_new_times_and_keep_their_results(machine, invoke,
     before, lost = rows(), losses()
     machine.factor = 2.0
     said = invoke("recalibrate", "results/mine", *(("--calibration", machine.calibration()) if given else ()))
-    assert f"{len(before)} virtual runs charged anew without training; results in results/mine/" in said
+    assert runs_charged(said) == (len(before), 0)
+    assert "results in results/mine/" in said
     assert machine.measured == (1 if given else 2)
     after = rows()
     assert times(after, "serial") == pytest.approx(2 * times(before, "serial"))
@@ -100,8 +109,8 @@ def test_runs_whose_arithmetic_depends_on_time_are_trained_again(machine, invoke
     machine.factor = 2.0
     said = invoke("recalibrate", "results/mine", "--calibration", machine.calibration(), "--jobs", "1")
     asynchronous = int((before["strategy"] == "asp").sum())
-    assert f"{len(before) - asynchronous} virtual runs charged anew without training, " in said
-    assert f"{asynchronous} run{'s' * (asynchronous > 1)} trained again" in said
+    assert asynchronous > 0
+    assert runs_charged(said) == (len(before) - asynchronous, asynchronous)
     assert (times(rows(), "asp") > 1.5 * times(before, "asp")).all()
 
 
@@ -128,7 +137,7 @@ def test_recalibrated_study_names_the_calibration_that_charges_it(machine, invok
     invoke(*RUN, "--calibration", second.name)  # goes on by the new calibration, and has nothing to do
     assert rows()["train_s"].tolist() == after
     refused = invoke(*RUN, "--calibration", first.name, code=2)
-    assert "another study of this name (calibration was 2.json, is 1.json)" in refused, "nothing about a changed file"
+    assert re.search(r"another study .*calibration .*2\.json.* 1\.json", refused), "nothing about a changed file"
 
 
 def test_times_of_another_machine_are_refused_beside_real_runs(machine, invoke):
@@ -169,7 +178,7 @@ def test_disturbed_recalibration_changes_nothing_where_quiet_is_required(machine
     before = (MINE / "runs.csv").read_bytes(), (MINE / "calibration.json").read_bytes()
     machine.quiet, machine.factor = False, 2.0
     said = invoke("recalibrate", "results/mine", "--require-quiet", code=1)
-    assert "error: the steps could not be measured: leave out --require-quiet" in said
+    assert re.search(r"error: .*steps .*leave out --require-quiet", said)
     assert before == ((MINE / "runs.csv").read_bytes(), (MINE / "calibration.json").read_bytes())
     first = rows()
     assert set(first["calibration"]) == {"quiet"}
@@ -185,7 +194,7 @@ def test_study_without_virtual_runs_is_refused(machine, invoke):
            "--name", "mine")  # fmt: skip
     before = (MINE / "runs.csv").read_bytes()
     said = invoke("recalibrate", "results/mine", code=2)
-    assert "results/mine holds no completed virtual run of this study; `scalebench run` makes them" in said
+    assert re.search(r"results/mine .*no completed virtual run.*`scalebench run`", said)
     assert len(said.strip().splitlines()) == 1
     assert (MINE / "runs.csv").read_bytes() == before
     assert machine.measured == 0
@@ -194,7 +203,7 @@ def test_study_without_virtual_runs_is_refused(machine, invoke):
 def test_study_is_simulated_by_a_disturbed_calibration_unless_quiet_is_required(machine, invoke):
     machine.quiet = False
     said = invoke(*RUN, "--require-quiet", code=1)
-    assert "the steps could not be measured: leave out --require-quiet" in said
+    assert "leave out --require-quiet" in said
     assert len((MINE / "runs.csv").read_text().splitlines()) == 1, "the header alone"
     invoke(*RUN)
     assert set(rows()["strategy"]) == {"serial", "epoch_average"}
@@ -217,8 +226,8 @@ def test_other_jitter_and_cluster_make_another_study_of_the_folder_and_keep_the_
     first, lost, charged = rows(), losses(), read_calibration(MINE / "calibration.json")
     machine.factor = 5.0
     said = invoke("recalibrate", "results/mine", "--jitter", "none")
-    assert f"{len(first)} virtual runs charged anew without training" in said
-    assert "what was there before is in results/mine/earlier/1/" in said
+    assert runs_charged(said) == (len(first), 0)
+    assert "results/mine/earlier/1/" in said
     assert read_calibration(MINE / "calibration.json") == charged, "it charges them again"
     steady = rows()
     alike = ["strategy", "workers", "repetition", "final_metric", "syncs", "bytes_sent_per_worker"]
@@ -227,13 +236,13 @@ def test_other_jitter_and_cluster_make_another_study_of_the_folder_and_keep_the_
     assert losses() == lost
     assert load_study(MINE / "study.yaml", {}, []).virtual.jitter == "none"
     assert sorted(load(MINE / "earlier" / "1").completed["train_s"]) == sorted(first["train_s"])
-    assert "0 runs completed, 3 were there before" in invoke("run", "results/mine/study.yaml")
+    assert runs_made(invoke("run", "results/mine/study.yaml")) == (0, 3)
     invoke("recalibrate", "results/mine", "--cluster", "juwels-booster", "--device-step-time", "0.02")
     assert set(rows()["cluster"]) == {"juwels-booster"}
     steps = steady.loc[steady["strategy"] == "serial", "optimizer_steps"].to_numpy(dtype=float)
     assert times(rows(), "serial") == pytest.approx(0.02 * steps, rel=0.05), "the last batch is smaller"
     assert not (MINE / "calibration.json").exists(), "it charges nothing"
-    assert "0 runs completed, 3 were there before" in invoke("run", "results/mine/study.yaml")
+    assert runs_made(invoke("run", "results/mine/study.yaml")) == (0, 3)
     assert "results/mine/earlier/3/" in invoke("recalibrate", "results/mine", "--jitter", "lognormal")
     assert "jitter_sigma" in invoke("recalibrate", "results/mine", "--jitter", "normal", "--jitter-sigma", "2", code=2)
 
@@ -246,7 +255,7 @@ def test_native_rows_stay_beside_other_virtual_ones(machine, invoke):
     native = rows()[rows()["execution"] == "native"]
     invoke("recalibrate", "results/mine", "--cluster", "juwels-booster", "--device-step-time", "0.02")
     assert rows()[rows()["execution"] == "native"].equals(native)
-    assert f"0 runs completed, {len(rows())} were there before" in invoke("run", "results/mine/study.yaml")
+    assert runs_made(invoke("run", "results/mine/study.yaml")) == (0, len(rows()))
 
 
 def test_groups_of_another_size_are_trained_again(machine, invoke):
@@ -254,6 +263,4 @@ def test_groups_of_another_size_are_trained_again(machine, invoke):
              "--name", "mine"]  # fmt: skip
     invoke(*words, "--cluster", "juwels-booster", "--device-step-time", "0.02")
     said = invoke("recalibrate", "results/mine", "--cluster", "dgx-h100")
-    assert "1 virtual run charged anew without training, 1 run trained again" in said, (
-        "of eight workers a node, not four"
-    )
+    assert runs_charged(said) == (1, 1), "of eight workers a node, not four"

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 
 import pytest
@@ -107,15 +108,14 @@ def test_missing_engine_leaves_virtual_runs_with_a_note(monkeypatch):
     monkeypatch.setattr(engines, "available", lambda name, **_: "not built" if name == "horovod" else None)
     found = sweep(strategies=["horovod"], workers="1,2")
     assert {run.execution for run in found.runs} == {"virtual"}
-    assert found.notes == ["horovod: no native runs, not built"]
-    with pytest.raises(EngineError, match="engine horovod is not available: not built"):
+    (note,) = found.notes
+    assert re.match(r"horovod: no native runs.*not built", note)
+    with pytest.raises(EngineError, match=r"engine horovod .*not built"):
         sweep(strategies=["horovod"], workers="1,2", execution="native")
 
 
 def test_engine_without_required_capabilities_is_refused():
-    with pytest.raises(
-        EngineError, match="epoch_async cannot run on engine gloo, which has no shared_state; use --engine mpi"
-    ):
+    with pytest.raises(EngineError, match=r"epoch_async .*engine gloo, .*no shared_state; use --engine mpi"):
         sweep(strategies=["epoch_async"], engine="gloo", execution="native")
     with pytest.raises(EngineError, match="horovod cannot run on engine mpi"):
         sweep(strategies=["horovod"], engine="mpi")
@@ -144,7 +144,7 @@ def test_virtual_runs_are_charged_by_the_named_engine_if_able():
     assert charged == {"allreduce": "gloo", "gossip": "gloo", "epoch_async": "auto", "horovod": "auto"}
     native = {run.strategy.name: run.engine for run in told.runs if run.execution == "native"}
     assert native == {"allreduce": "gloo", "gossip": "gloo", "epoch_async": "mpi", "horovod": "horovod"}
-    assert "epoch_async: charged as on mpi, for gloo has no shared_state" in told.notes
+    assert any(re.match(r"epoch_async: charged .*mpi, .*gloo has no shared_state", note) for note in told.notes)
     plain = sweep(strategies=names, workers="2")
     assert {run.virtual.engine for run in plain.runs} == {"auto"}
     assert not {run.config_hash for run in plain.runs if run.strategy.name == "allreduce"} & {
@@ -161,11 +161,11 @@ def test_nccl_needs_one_gpu_per_worker(monkeypatch):
     native = {point[1:] for point in points(sweep(four, **study, execution="auto").runs) if point[0] == "native"}
     assert {point for point in native if point[1] == "ddp"} == {("nccl", "ddp", n) for n in (1, 2, 4)}
     assert {engine for engine, strategy, _ in native if strategy == "asp"} == {"mpi"}
-    with pytest.raises(EngineError, match=r"ddp: engine nccl takes a GPU for each worker, and here are 4 for 8; use"):
+    with pytest.raises(EngineError, match=r"ddp: engine nccl .*GPU .*4 for 8; use"):
         sweep(**study | {"strategies": ["ddp"]}, execution="native")
     monkeypatch.setattr(processors, "gpus", lambda: 1)
     assert "nccl" not in {point[1] for point in points(sweep(**study, execution="auto").runs)}, "it would be alone"
-    with pytest.raises(EngineError, match=r"here is 1 for 8; use --workers 1\.\.1, or --engine gloo"):
+    with pytest.raises(EngineError, match=r"1 for 8; use --workers 1\.\.1, .*--engine gloo"):
         sweep(**study | {"strategies": ["ddp"]}, execution="native", engine="nccl")
     monkeypatch.setenv("SLURM_JOB_ID", "1")
     on_nodes = points(sweep(**study | {"strategies": ["ddp"]}, execution="native").runs)
@@ -178,14 +178,14 @@ def test_daso_is_checked_with_workers_per_node(monkeypatch):
         monkeypatch.delenv(name, raising=False)
     values = {"cluster": "ethernet-10g", "workers": "8", "device_step_time": 1e-3}
     four = {**values, "strategies": [{"daso-fixed": {"devices_per_node": 4}}]}
-    with pytest.raises(StudyError, match="devices_per_node 4 asks for more groups than a node has devices"):
+    with pytest.raises(StudyError, match=r"devices_per_node 4 .*more groups"):
         sweep(**four, execution="virtual")
     assert points(sweep(**four, execution="native").runs) == {("native", "mpi", "daso-fixed", 8)}
-    with pytest.raises(StudyError, match="do not fill 2 or more whole nodes of 8 devices"):
+    with pytest.raises(StudyError, match="whole nodes of 8 devices"):
         sweep(**values, strategies=["daso-fixed"], execution="native")
     nodes = Allocation(tuple(Host(name, 2, 2, 2) for name in ("n0", "n1", "n2", "n3")))
     assert sweep(nodes, **values, strategies=["daso-fixed"], execution="native").runs
-    with pytest.raises(StudyError, match="devices_per_node 4 asks for more groups"):
+    with pytest.raises(StudyError, match=r"devices_per_node 4 .*more groups"):
         sweep(nodes, **four, execution="native")
 
 

