@@ -71,20 +71,20 @@ def test_bandwidth_that_is_needed_is_that_of_links_between_nodes():
 
 def test_batch_that_holds_efficiency_says_where_it_is_beyond_the_step_time():
     alone = invoke("--step-time", "0.001", "--workers", "64", "--batch", "1").output
-    assert "a worker (step time stated at batch 1, taken as proportional)" in alone
+    assert re.search(r"stated at batch 1, .*proportional", alone)
 
 
 def test_law_of_gradient_averaging_marks_other_strategies():
     counts = ("--workers", "8,64", "--strategy", "ddp", "--strategy", "epoch_average")
     output = invoke("--step-time", "0.05", *counts, "--epochs-to-target", "35,20000", "--budget", "300").output
-    assert "epochs by ddp at 64 workers is the least" in output
+    assert re.search(r"ddp at 64 workers .*least", output)
     assert "Best for 300 GPU-hours: ddp" in output
-    assert "gradients that are averaged in every batch" in output
+    assert "averaged in every batch" in output
     same = ("--strategy", "allreduce:compression=fp16", "--strategy", "allreduce:collective=tree", "--strategy", "bsp")
     means = invoke("--step-time", "0.05", "--workers", "8", *same, "--epochs-to-target", "35,20000").output
     assert "averaged in every batch" not in means
     alone = invoke("--step-time", "0.05", *counts[:2], *counts[4:], "--epochs-to-target", "35,20000").output
-    assert "epochs by epoch_average at 64 workers is the least" in alone, "if there is no other"
+    assert re.search(r"epoch_average at 64 workers .*least", alone), "if there is no other"
 
 
 @pytest.mark.parametrize(
@@ -108,7 +108,7 @@ def test_counts_that_a_strategy_refuses_for_one_reason_share_a_line():
 def test_interval_that_holds_efficiency_is_not_longer_than_the_training():
     """Averaging every 128 epochs holds 80 % of anything in a training of 90 epochs, which it never averages in."""
     counts = ("--workers", "65536", "--strategy", "epoch_async")
-    assert "no batch or interval holds it" in invoke("--step-time", "0.025", *counts).output
+    assert "no batch or interval" in invoke("--step-time", "0.025", *counts).output
 
 
 def test_model_that_does_not_fit_says_what_would():
@@ -120,7 +120,7 @@ def test_model_that_does_not_fit_says_what_would():
 def test_point_outside_the_inputs_range_is_marked():
     output = invoke("--step-time", "0.1", "--workers", "8192").output
     assert "8,192*" in output
-    assert "beyond the 3,744 workers of juwels-booster" in output
+    assert re.search(r"3,744 workers .*juwels-booster", output)
 
 
 def test_epochs_to_target_are_fitted_to_a_study(study, tmp_path):  # noqa: F811
@@ -129,11 +129,9 @@ def test_epochs_to_target_are_fitted_to_a_study(study, tmp_path):  # noqa: F811
     table = tmp_path / "points.csv"
     asked = ("--step-time", "0.1", "--batch", "8", "--workers", "4,64", "--csv", str(table))
     output = invoke(*asked, "--epochs-to-target", str(folder)).output
-    assert "epochs to target of allreduce: e0 (1 + B / b-crit)" in output
-    assert "epochs to target of epoch_average: not known from what was run" in output
-    assert "* outside what the inputs are known to hold for: epochs to target fitted to global batches of 8 to 128" in (
-        " ".join(output.split())
-    )
+    assert "of allreduce: e0 (1 + B / b-crit)" in output
+    assert "of epoch_average: not known" in output
+    assert re.search(r"\* outside .*global batches of 8 to 128", " ".join(output.split()))
     with table.open() as file:
         near, far, other, _ = csv.DictReader(file)
     assert float(near["epochs_to_target"]) == pytest.approx(law(4), rel=0.05)
@@ -149,7 +147,7 @@ def test_epochs_to_target_are_fitted_to_a_file(tmp_path):
     (tmp_path / "mine.csv").write_text("batch_global,epochs\n64,11\n128,12\n256,14\n")
     output = invoke("--step-time", "0.1", "--workers", "4", "--epochs-to-target", str(tmp_path / "mine.csv")).output
     assert "To target" in output
-    assert f"fitted to {tmp_path / 'mine.csv'} at global batches of 64 to 256" in output.replace("\n", " ")
+    assert re.search(rf"{tmp_path / 'mine.csv'} .*global batches of 64 to 256", output.replace("\n", " "))
 
 
 def test_step_time_is_scaled_to_another_device(tmp_path):
@@ -183,11 +181,11 @@ def test_advice_keeps_to_points_that_fit_inside_the_inputs_range():
     """Of 3,744 workers of the cluster, and of the law that was fitted."""
     output = invoke("--step-time", "0.1", "--workers", "1024,2048,16384", "--strategy", "allreduce", "--budget", "1e6",
                     "--epochs-to-target", "35,20000").output  # fmt: skip
-    assert "Decision: allreduce on 512 nodes (2,048 workers)" in output
+    assert re.search(r"Decision: allreduce .*512 nodes \(2,048 workers\)", output)
     assert "knee" not in output, "2,048 workers are the most of those that are inside"
-    assert "Best for 1e+06 GPU-hours: allreduce at 2,048 workers" in output
+    assert re.search(r"1e\+06 GPU-hours: allreduce at 2,048 workers", output)
     assert "to the target for" in output
-    assert "at 2,048 workers is the least" in output
+    assert re.search(r"at 2,048 workers .*least", output)
 
 
 def test_answer_stands_first_with_intervals_and_what_they_rest_on():
@@ -196,10 +194,10 @@ def test_answer_stands_first_with_intervals_and_what_they_rest_on():
     answer, *_ = invoke(*asked, "--price", "2").output.splitlines()
     assert re.match(r"256 a100-40gb: epoch_average [\d.,]+ \w+ \([\d.,]+ to [\d.,]+\), ddp [\d.,]+ ", answer)
     output = " ".join(invoke(*asked, "--price", "2").output.split())
-    assert "devices reached 29 to 142 % of their roofline" in output
-    assert "Jitter of a step: 3 % (assumed; --jitter 0 leaves it out)" in output
-    assert "Epochs are taken as equal: epoch_average may need more" in output
-    assert "Between nodes 200 Gbit/s: on links of 100 Gbit/s" in output
+    assert re.search(r"29 to 142 % .*roofline", output)
+    assert re.search(r"Jitter of a step: 3 % \(assumed; --jitter 0", output)
+    assert re.search(r"Epochs are taken as equal: .*epoch_average", output)
+    assert re.search(r"200 Gbit/s: .*100 Gbit/s", output)
     assert "Jitter of a step" not in invoke(*asked, "--jitter", "0").output
     stated = invoke(*asked, "--epochs-to-target", "35,20000").output
     assert "Epochs are taken as equal" not in stated
@@ -213,19 +211,19 @@ def test_jitter_of_the_cluster_file_is_taken(tmp_path):
     described = load_cluster("juwels-booster").model_dump(mode="json", exclude_unset=True) | uneven
     file.write_text(yaml.safe_dump(described))
     output = invoke("--cluster", str(file), "--step-time", "0.1", "--workers", "64").output
-    assert "Jitter of a step: 8 % (of the cluster file juwels-booster; --jitter 0 leaves it out)" in output
+    assert re.search(r"Jitter of a step: 8 % \(.*juwels-booster; --jitter 0", output)
 
 
 def test_published_step_is_preferred_to_the_roofline():
     """2,470 images/s by NVIDIA's PyTorch example, and no published one in float32."""
     asked = ("--device", "a100-80gb", "--batch", "256", "--workers", "1", "--strategy", "allreduce")
     mixed = invoke(*asked, "--dtype", "bf16-mixed").output
-    assert "published: 2,470 samples/s of a100-80gb in bf16-mixed at batch 256" in mixed
+    assert re.search(r"published: 2,470 samples/s .*a100-80gb .*bf16-mixed .*256", mixed)
     assert "104 ms" in mixed
-    assert "roofline of a100-80gb in float32" in invoke(*asked).output
+    assert re.search(r"roofline .*a100-80gb in float32", invoke(*asked).output)
     for dtype, products in (("bf16-mixed", "bfloat16"), ("tf32", "tf32")):
         modelled = invoke(*asked, "--dtype", dtype, "--roofline").output
-        assert f"roofline of a100-80gb in {products} with float32 parameters" in modelled
+        assert re.search(rf"roofline .*a100-80gb in {products} .*float32 parameters", modelled)
 
 
 def test_horovod_of_short_steps_is_bound_by_its_cycle(tmp_path):
@@ -234,7 +232,7 @@ def test_horovod_of_short_steps_is_bound_by_its_cycle(tmp_path):
     asked = ["predict", "--layers", str(layers), "--cluster", "this-machine", "--step-time", "0.0005"]
     asked += ["--samples", "1797", "--epochs", "5", "--workers", "2", "--strategy", "horovod"]
     output = CliRunner().invoke(main, asked, standalone_mode=False, catch_exceptions=False).output
-    assert "at 2 workers bound by Horovod cycle" in output
+    assert re.search(r"2 workers .*Horovod cycle", output)
 
 
 @pytest.mark.parametrize("varied", [(), ("--vary", "latency=1x,2x")])
@@ -278,7 +276,7 @@ def test_needed_batch_fits_the_device():
         "64",
     ]
     output = CliRunner().invoke(main, [*asked, "--strategy", "allreduce"], standalone_mode=False).output
-    assert "80 % efficiency at 64 workers: accumulate=" in output, "a batch of 1,024 needs 73 GiB"
+    assert re.search(r"80 % .*64 workers: accumulate=", output), "a batch of 1,024 needs 73 GiB"
 
 
 def test_hours_are_those_of_the_device(tmp_path):
@@ -328,5 +326,5 @@ def test_bad_input_is_one_line(arguments, message):
 
 
 def test_a_device_has_no_price_for_the_steps_of_muon():
-    with pytest.raises(UsageError, match=r"optimizer muon, which multiply matrices .*; state the seconds of a step"):
+    with pytest.raises(UsageError, match=r"muon.* matrices .*state the seconds"):
         invoke("--device", "a100-40gb", "--optimizer", "muon")
