@@ -114,6 +114,7 @@ class Planner:
         self._priced: dict[str, Step] = {}
         self._sizes: dict[tuple[float, int], Sequence[int]] = {}  # layers by group: samples, and number of groups
         self._held: dict[object, list[HeldRows]] = {}
+        self._counts: dict[object, set[tuple[int, ...]]] = {}  # micro-batches between their passes
         self._fullest: dict[str, WorkerMemory] = {}  # by strategy
         self._shareable: dict[int, bool] = {}
         self._layers: list[Layer] = []  # of the module
@@ -198,13 +199,21 @@ class Planner:
         piece = share // layout.micro_batches
         for stage in range(mesh.pipeline):
             held = self._held_by(layout, stage)
-            moves = strategy.order(stage, mesh.pipeline, layout.micro_batches)
-            samples = tuple(most_kept(moves, [piece] * layout.micro_batches, layout.chunks))
+            in_flight = self._in_flight(layout, strategy, stage)
+            samples = tuple(tuple(piece * count for count in counts) for counts in in_flight)
             own = sum(chunk.parameters for chunk in held)
             kept = tuple(chunk.kept for chunk in held)
             part = PartMemory(held[0].stage, own, own, own, samples, piece, kept)
             found.append(part_memory(workload.layers, share, workload.dtype, states, part, workload.products))
         return found
+
+    def _in_flight(self, layout: Layout, strategy: PartsOfModel, stage: int) -> set[tuple[int, ...]]:
+        """Return the micro-batches of each chunk of a stage that are between their passes at the same time."""
+        key = (layout.mesh.pipeline, layout.micro_batches, layout.chunks, stage)
+        if key not in self._counts:
+            moves = strategy.order(stage, layout.mesh.pipeline, layout.micro_batches)
+            self._counts[key] = most_kept(moves, [1] * layout.micro_batches, layout.chunks)
+        return self._counts[key]
 
     def stages(self, layout: Layout) -> list[StageOf]:
         """Return the stages of a layout in parts."""

@@ -95,8 +95,9 @@ def part_memory(
     A stage keeps what it does not compute again of the micro-batches that are between forward and backward pass.
     """
     number, place = ELEMENT_BYTES[dtype], ""
-    activations = layers.activation_bytes(batch, kept_in or dtype)
-    if part.stage is not None:
+    if part.stage is None:
+        activations = layers.activation_bytes(batch, kept_in or dtype)
+    else:
         activations = round(part.activations * ELEMENT_BYTES[kept_in or dtype])
         stages = part.stage.stages // len(part.kept or (0,))
         place = f", stage {part.stage.stage} of {stages}" if stages > 1 else ""
