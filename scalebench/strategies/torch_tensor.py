@@ -39,6 +39,10 @@ class VirtualTorchTensor(TensorParallel):
 
         require_linear(held_by(layers, sizes, mesh, 0, "of the study"), "of the study")
 
+    @property
+    def traits(self) -> Traits:
+        return self.repeated()
+
 
 @register()
 class TorchTensor(VirtualTorchTensor):
@@ -56,4 +60,4 @@ class TorchTensor(VirtualTorchTensor):
 
     @property
     def traits(self) -> Traits:
-        return replace(super().traits, split_is_measured=False)
+        return replace(self.repeated(), split_is_measured=False)
