@@ -9,7 +9,7 @@ import signal
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
-from multiprocessing import forkserver
+from multiprocessing import forkserver, resource_tracker
 from multiprocessing.context import ForkServerContext
 from multiprocessing.process import BaseProcess
 
@@ -44,6 +44,8 @@ def preloaded_forkserver() -> ForkServerContext:
     """
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(_PRELOADED)
+    # Python's tracker of resources unblocks SIGINT behind its start, and with it in a forkserver that is started next.
+    resource_tracker.ensure_running()
     return context
 
 

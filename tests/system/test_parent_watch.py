@@ -39,3 +39,29 @@ def test_rank_ends_with_its_launcher(tmp_path: Path) -> None:
 
 def test_rank_whose_launcher_ended_first_ends_at_once(tmp_path: Path) -> None:
     assert rank_after_its_launcher("late", tmp_path) == ""
+
+
+POOL = """
+import signal
+from scalebench.system.parent_watch import preloaded_forkserver, start_forkserver
+
+def tell(pipe):
+    pipe.send(signal.SIGINT in signal.pthread_sigmask(signal.SIG_BLOCK, []))
+
+if __name__ == "__main__":
+    start_forkserver()
+    context = preloaded_forkserver()
+    ours, theirs = context.Pipe()
+    process = context.Process(target=tell, args=(theirs,))
+    process.start()
+    print(ours.recv(), signal.SIGINT in signal.pthread_sigmask(signal.SIG_BLOCK, []))
+    process.join()
+"""
+
+
+def test_ctrl_c_of_a_terminal_does_not_reach_processes_of_a_pool(tmp_path: Path) -> None:
+    """It is sent to the whole group: a child that took it would end, and a run under way be lost."""
+    program = tmp_path / "pool.py"
+    program.write_text(POOL)
+    done = subprocess.run([sys.executable, program], capture_output=True, text=True, timeout=100, check=True)
+    assert done.stdout.split() == ["True", "False"], "blocked in the child, heard in the command itself"
