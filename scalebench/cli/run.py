@@ -23,7 +23,7 @@ from scalebench.cli.options import (
 from scalebench.cli.run_common import enter_first_folder, refuse_early_signal, run_plan
 from scalebench.cli.study_options import STUDY_OPTIONS, flag_of, set_option, study_argument, study_options
 from scalebench.errors import UsageError
-from scalebench.records.folder import STUDY
+from scalebench.records.folder import PLANNED, STUDY
 from scalebench.system.parent_watch import start_forkserver
 
 if TYPE_CHECKING:
@@ -148,7 +148,7 @@ def run(
     if study is not None and study.is_dir():
         study /= STUDY
     if study is not None and not (new or strategies or sets or until or _chosen("output", *flags)):
-        study, output = _where_it_lies(study, output)
+        study, output, flags["name"] = _where_it_lies(study, output)
     if until is not None:
         sets = (*sets, f"until.ci_width={until}")
     wanted = load_study(study, {**flags, "strategies": strategies}, list(sets))
@@ -199,13 +199,13 @@ def _chosen(*names: str) -> bool:
     return any(context.get_parameter_source(name) is ParameterSource.COMMANDLINE for name in names)
 
 
-def _where_it_lies(study: Path, output: Path) -> tuple[Path, Path]:
-    """The file `study` and the folder of its results; of a study.yaml in a results folder, that folder."""
-    from scalebench.records.progress import begun_in
-    from scalebench.study.load import load_study
+def _where_it_lies(study: Path, output: Path) -> tuple[Path, Path, str | None]:
+    """Return a study file, the folder of its results, and its name there: of a study.yaml in a results folder that one.
 
+    A folder of another name, as of a copy, gives its name to the study: its runs are the same.
+    """
     folder = study.parent if study.parent.name not in ("", "..") else study.parent.resolve()
-    if study.name != STUDY or begun_in(folder) is None or load_study(study, {}, []).name != folder.name:
-        return study, output
+    if study.name != STUDY or not (folder / PLANNED).is_file():
+        return study, output, None
     folder = enter_first_folder(folder)
-    return folder / study.name, folder.parent
+    return folder / study.name, folder.parent, folder.name

@@ -134,6 +134,18 @@ def test_retry_resolves_relative_paths_from_the_first_folder(half_failed, tmp_pa
     assert runs_made(half_failed("retry", "moved/results/mine", "--jobs", "1")) == (2, 3)
 
 
+def test_run_goes_on_in_a_copy_of_another_name(half_failed, tmp_path):
+    """Not in the folder that it was copied from, and not in a new one."""
+    results = tmp_path / "results"
+    shutil.copytree(results / "mine", results / "copy")
+    before = (results / "mine" / "runs.csv").read_text()
+    assert runs_made(half_failed("run", "results/copy", "--retry", "--jobs", "1")) == (2, 3)
+    assert (results / "mine" / "runs.csv").read_text() == before
+    assert (results / "copy" / "runs.csv").read_text().startswith(before)
+    assert progress(half_failed, "results/copy") == (5, 5, 0, 0)
+    assert sorted(path.name for path in results.iterdir()) == ["copy", "mine"]
+
+
 def test_run_on_study_yaml_in_results_resumes_there(half_failed, tmp_path, monkeypatch):
     """`calibration: given.json` is seen from where the study was begun; other options make it a study of its own."""
     path = tmp_path / "results" / "mine" / "runs.csv"
