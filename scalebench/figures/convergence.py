@@ -79,8 +79,8 @@ class Convergence(Figure):
             f"The consensus model's metric on held-out data after each epoch, mean over repetitions{interval}.",
             "Serial (one worker) is drawn in every panel." if (table["strategy"] == "serial").any() else "",
             method=(
-                "Time is training time without evaluation, its arithmetic mean (tables: geometric). Lines are set a "
-                "little apart upwards, so that equal ones are seen.",
+                "Time is training time without evaluation, its arithmetic mean (tables: geometric). Equal lines are "
+                "set a little apart upwards, so that both are seen.",
             ),
             bars=False,
         )

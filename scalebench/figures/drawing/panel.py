@@ -116,12 +116,13 @@ class Panel:
 
         `frame` has the columns execution, engine, series, workers, oversubscribed and, of measured times, disturbed;
         rows without a value are left out. `scale` turns its unit into that of the axis; the drawn data has the unit of
-        the axis. A `sparse` line has error bar, cross and plus sign at its last point only. Lines that may be equal are
-        drawn `apart_pt` points apart, each a little higher than the one before, or `aside`, by this times the shift of
-        their look.
+        the axis. A `sparse` line has error bar, cross and plus sign at its last point only. Lines that share a point
+        are drawn `apart_pt` points apart, each a little higher than the one before, or `aside`, by this times the shift
+        of their look.
         """
         own = [name for name in looks if name in set(frame["series"])]
         crowded = _fitting_shift(frame[x]) if shift else 1.0
+        lines = _points_of(frame, x, quantity) if apart_pt else {}
         bars: list[Bar] = []
         colors: list[str] = []
         points: list[tuple[float, float]] = []
@@ -153,8 +154,8 @@ class Panel:
                     drawn += self.ax.plot(at[hit], y[hit], **MARKS[mark](), zorder=5)
                 else:
                     places += list(zip(at[hit], y[hit], strict=True))
-            if apart_pt:
-                self._lift(drawn, apart_pt * (own.index(str(name)) - (len(own) - 1) / 2))
+            if apart_pt and (alike := _sharing_points(str(name), lines, own)):
+                self._lift(drawn, apart_pt * (alike.index(str(name)) - (len(alike) - 1) / 2))
             self._lines += drawn
         self._keep_curves(frame[frame[quantity].notna()], quantity, x, (low, high), scale)
         self.intervals(bars, colors, points)
@@ -369,6 +370,18 @@ _BESIDE = {
     "train_s": ("median_s", "median_low_s", "median_high_s", "spread"),
     "reduction": ("median_ratio", "median_ratio_low", "median_ratio_high", "paired"),
 }
+
+
+def _points_of(frame: pd.DataFrame, x: str, quantity: str) -> dict[str, set[tuple[float, float]]]:
+    """Return the points of each series."""
+    known = frame[frame[quantity].notna()]
+    return {str(name): set(zip(own[x], own[quantity], strict=True)) for name, own in known.groupby("series")}
+
+
+def _sharing_points(name: str, lines: Mapping[str, set[tuple[float, float]]], order: Sequence[str]) -> list[str]:
+    """Return the series, in `order`, that share a point with `name`, itself among them; none if it is alone."""
+    found = [other for other in order if other in lines and lines[other] & lines[name]]
+    return found if len(found) > 1 else []
 
 
 def metric_label(metric: str) -> str:
