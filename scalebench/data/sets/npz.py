@@ -15,11 +15,12 @@ from scalebench.data.builder import DATASETS, Allocate, Arrays, DatasetBuilder, 
 from scalebench.data.dataset import ARRAY_NAMES, Task
 from scalebench.data.files import only_file
 from scalebench.data.sources import read_npz
-from scalebench.data.split import hold_out
+from scalebench.data.split import hold_out, standardised
 from scalebench.errors import DataError
 
 _LARGEST = float(np.finfo(np.float32).max)
 _ROWS_AT_ONCE = 4096
+_LARGE = 10.0  # regression target, from which a mean squared error is not that of targets near 1
 _AS_REGRESSION = "if they are values to be predicted, give the option task: regression"
 
 
@@ -28,7 +29,7 @@ class Npz(DatasetBuilder):
     """Arrays x_train, y_train, x_test, y_test; or x and y, of which a seeded part is held out.
 
     Whole numbers (N,) in y, of any dtype, are class numbers 0, 1, ..., other numbers are regression targets, unless
-    `task` is set. No scaling.
+    `task` is set. With `standardise`, features and regression targets are, by the training part.
     """
 
     name = "npz"
@@ -38,6 +39,7 @@ class Npz(DatasetBuilder):
     task: Task | None = None
     test_fraction: float = Field(0.2, gt=0, lt=1)
     seed: NonNegativeInt = 0
+    standardise: bool = False
 
     def files(self, data_dir: Path | None) -> list[Path]:
         return [only_file(self.name, data_dir, self.file, ".npz")]
@@ -67,7 +69,16 @@ class Npz(DatasetBuilder):
             raise DataError(f"{path}: holds {listed}; expected x_train, y_train, x_test and y_test, or x and y")
         notes = self._on_dtypes(path, task, x_train, y_train)
         outputs, y_train, y_test = _targets(path, task, y_train, y_test)
-        made = Arrays(task, outputs, x_train.astype(np.float32), y_train, x_test.astype(np.float32), y_test)
+        x_train, x_test = x_train.astype(np.float32), x_test.astype(np.float32)
+        if self.standardise:
+            x_train, x_test = standardised(x_train, x_test)
+            y_train, y_test = standardised(y_train, y_test) if task == "regression" else (y_train, y_test)
+        elif task == "regression" and (largest := float(np.abs(y_train).max(initial=0))) > _LARGE:
+            notes.append(
+                f"{path.name}: targets reach {largest:.3g} and are taken as they are, with which training may diverge; "
+                "give the option standardise: true"
+            )
+        made = Arrays(task, outputs, x_train, y_train, x_test, y_test)
         return replace(made, notes=(*notes, *notes_on(made)))
 
     def _task_of(self, path: Path, parts: list[NDArray[Any]]) -> Task:

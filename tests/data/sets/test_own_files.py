@@ -24,6 +24,19 @@ def test_npz_with_a_test_part_is_used_unchanged(tmp_path):
     assert np.array_equal(dataset.y_test, y[:2])
 
 
+def test_npz_is_standardised_if_told_so_and_large_targets_are_noted(tmp_path):
+    x, y = np.linspace(0, 50, 40).reshape(20, 2), np.linspace(100, 1000, 20) + 0.5
+    np.savez(tmp_path / "mine.npz", x=x, y=y)
+    (note,) = [note for note in load(tmp_path, "npz").notes if "standardise: true" in note]
+    assert "targets reach 953 " in note, "of the training part"
+    scaled = load(tmp_path, "npz", standardise=True)
+    for part in (scaled.x_train, scaled.y_train):
+        assert np.allclose((part.mean(axis=0), part.std(axis=0)), [[0.0], [1.0]], atol=1e-5)
+    assert not any("standardise" in note for note in scaled.notes)
+    np.savez(tmp_path / "mine.npz", x=x, y=y / 1000)
+    assert not any("standardise" in note for note in load(tmp_path, "npz").notes)
+
+
 def test_npz_without_a_test_part_is_split(tmp_path):
     x, y = np.arange(40).reshape(20, 2), np.arange(20) % 4
     np.savez(tmp_path / "mine.npz", x=x, y=y)
