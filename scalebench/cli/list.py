@@ -21,10 +21,13 @@ KINDS = {  # function that describes them, as (name, summary, details ...)
 
 
 @click.command("list")
-@click.argument("what", type=click.Choice(list(KINDS)))
+@click.argument("what", type=click.Choice(list(KINDS)), required=False)
 @json_option
-def list_(what: str, as_json: bool) -> None:
-    """List what a study can name: strategies, datasets, models, clusters or figures."""
+def list_(what: str | None, as_json: bool) -> None:
+    """List what a study can name: strategies, datasets, models, clusters or figures; these words without WHAT."""
+    if what is None:
+        click.echo(json.dumps(list(KINDS)) if as_json else "\n".join(KINDS))
+        return
     module, _, function = KINDS[what].partition(":")
     rows: Sequence[tuple[str, ...]] = attrgetter(function)(import_module(module))()
     if as_json:

@@ -181,7 +181,7 @@ def _decision(
     price: float | None,
 ) -> str:
     """Return what to take at the first value of an axis, on how many nodes, for how much, and what another changes."""
-    from scalebench.pricing.decision import hours_span, preferred, seconds_span
+    from scalebench.pricing.decision import averages_gradients, hours_span, preferred, seconds_span
 
     axis, node = planes[0].axes[0], predictor.platform.cluster.node
     nodes = -(-workers // node.workers_per_node)
@@ -202,11 +202,14 @@ def _decision(
     said += hours_span(times(first, 0), workers * each, hour, price)
     for place in range(1, len(axis.values)):
         taken = best(place)
-        own = f"{strategies[taken]} instead" if taken != first else "the same"
-        changes = _changes(planes[taken], planes[first], place)
+        own = "the same" if taken == first else f"{strategies[taken]}, which averages gradients and takes hardly longer"
+        if taken != first and not averages_gradients(strategies[taken]):
+            own = f"{strategies[taken]} instead"
+        changes = _changes(planes[taken], planes[taken], place)
         band = f"{percent(min(changes)).removesuffix(' %')} to {percent(max(changes))} over the interval"
         said += f"; with {axis.text(axis.values[place])} {own}, {seconds_span(*times(taken, place))} for "
         said += f"{hours_span(times(taken, place), workers * each, hour, price)}, {percent(changes[0])} ({band})"
+        said += " of its own time with the first" * (taken != first)
     return said + _at_ends(strategies, planes)
 
 

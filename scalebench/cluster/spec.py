@@ -199,5 +199,6 @@ def require_step_times(cluster: Cluster, training: Training) -> None:
     have = have or (f" (it has {', '.join(others)})" if others else "")
     raise ClusterError(
         f"cluster {cluster.name}: no measured step time for {wanted}{have}; state the seconds of one step on its "
-        f"device with --device-step-time, add them to a cluster file's step_times, or use --cluster this-machine"
+        "device with --device-step-time (`scalebench predict` with --device estimates them), add them to a cluster "
+        "file's step_times, or use --cluster this-machine"
     )

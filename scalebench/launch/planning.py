@@ -99,12 +99,12 @@ class StudyPlan:
 
     @property
     def notes(self) -> list[str]:
-        return [
+        return [  # of these `run` prints few: what changes results stands first
+            *self.prepared.notes,
             *self.sweep.notes,
             *why_oversubscribed(self.sweep.runs, self.allocation),
             *beyond_the_slots(self.sweep.runs, self.allocation),
             *between_nodes(self.sweep.runs, self.cluster),
-            *self.prepared.notes,
         ]
 
     @property

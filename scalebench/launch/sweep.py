@@ -182,12 +182,11 @@ def _possible(
         else:
             kept.append(cell)
     for name, errors in refused.items():
-        first, *_ = errors.values()
+        said = errors[max(errors)]
         if all(str(cell.strategy) != name for cell in kept):
-            raise first
-        notes.append(
-            f"{name} is left out at {', '.join(map(str, errors))} worker{'s' * (list(errors) != [1])}: {first}"
-        )
+            raise said
+        workers = f"worker{'s' * (list(errors) != [1])}"
+        notes.append(f"{name} is left out at {', '.join(map(str, errors))} {workers}: {said}")
     return kept
 
 

@@ -40,3 +40,8 @@ def test_strategies_name_their_engines() -> None:
     said = CliRunner().invoke(main, ["list", "strategies"]).output
     assert "runs on horovod, virtual" in said
     assert "runs on mpi, gloo, horovod, nccl, virtual" in said
+
+
+def test_list_alone_says_what_can_be_listed():
+    said = CliRunner().invoke(main, ["list"], standalone_mode=False, catch_exceptions=False).output
+    assert said.split() == ["strategies", "datasets", "models", "clusters", "figures"]

@@ -90,7 +90,6 @@ def test_no_arguments_print_the_help() -> None:
     [
         (["rnu"], "unknown command 'rnu'; did you mean 'run'? (see 'scalebench --help')"),
         (["--nope"], "No such option '--nope' (see 'scalebench --help')"),
-        (["list"], "Missing argument"),
         (["list", "startegies"], "'startegies' is not one of"),
         (["run", "--set"], "Option '--set' requires an argument (see 'scalebench run --help')"),
         (["schema", "--nope"], "No such option '--nope' (see 'scalebench schema --help')"),
