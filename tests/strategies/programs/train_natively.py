@@ -5,6 +5,7 @@ The argument is a folder with `runs.json` ([{"run", "workers_per_node", "referen
 
 import json
 import sys
+import traceback
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -149,4 +150,8 @@ def take_part(run, mpi, entry, dataset, folder):
             )
 
 
-main(Path(sys.argv[1]))
+try:
+    main(Path(sys.argv[1]))
+except BaseException:  # the other ranks wait for this one, inside a collective or MPI's end
+    traceback.print_exc()
+    MPI.COMM_WORLD.Abort(1)
