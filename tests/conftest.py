@@ -44,10 +44,10 @@ settings.load_profile("any machine")
 # Folders and files of tests/ whose tests start ranks, or kill what they start.
 RANKS = {
     "comm", "faults", "hosts", "install", "launch", "native", "tasks",
-    "test_ad_psgd.py", "test_buffers.py", "test_compression.py", "test_daso.py", "test_dislib_parity.py",
-    "test_doctor.py", "test_end_to_end.py", "test_engine_measurement.py", "test_native_equality.py",
-    "test_own_strategy.py", "test_paced_ranks.py", "test_parts_of_models.py", "test_real_ranks.py",
-    "test_slow_workers.py", "test_spread.py", "test_trace.py",
+    "test_ad_psgd.py", "test_adaptive.py", "test_buffers.py", "test_compression.py", "test_daso.py",
+    "test_dislib_parity.py", "test_doctor.py", "test_end_to_end.py", "test_engine_measurement.py",
+    "test_native_equality.py", "test_own_strategy.py", "test_paced_ranks.py", "test_parts_of_models.py",
+    "test_real_ranks.py", "test_slow_workers.py", "test_spread.py", "test_trace.py",
 }  # fmt: skip
 
 # Those whose tests draw, pack, train or judge whole studies, some tenths of a second or more each.

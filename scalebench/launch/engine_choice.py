@@ -61,7 +61,7 @@ def _between_batches(strategy: Strategy, engine: str) -> frozenset[Capability]:
         return frozenset()
     traits = strategy.traits
     alone = all(stretch.unit == "epoch" for stretch in traits.stretches or ()) and traits.stretches is not None
-    whole = traits.pipeline * traits.tensor == 1 and not traits.sharded and not traits.servers
+    whole = traits.pipeline * traits.tensor == 1 and not traits.sharded and not traits.mixed and not traits.servers
     return frozenset() if alone and whole else frozenset({Capability.BATCHES})
 
 

@@ -72,8 +72,7 @@ def parts_of(run: Run) -> int:
 
 def cuts_model(run: Run) -> bool:
     """Return True if the workers of `run` compute with a model layer by layer."""
-    traits = registry.create(run.strategy.name, run.strategy.options, run.engine).traits
-    return traits.mesh(run.workers).parts > 1 or (traits.sharded > 1 and run.workers > 1)
+    return registry.create(run.strategy.name, run.strategy.options, run.engine).traits.cuts_model(run.workers)
 
 
 def _micro_batches(run: Run) -> int:

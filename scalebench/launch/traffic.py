@@ -76,9 +76,9 @@ class TrafficCheck:
         key = (str(run.strategy), run.engine)
         strategy = registry.create(run.strategy.name, run.strategy.options, run.engine)
         same = type(strategy) is type(registry.create(run.strategy.name, run.strategy.options, "virtual"))
-        timeless = same and strategy.deterministic and run.shuffle in ("none", "in_block")
+        timeless = strategy.deterministic and not strategy.traits.adapts and run.shuffle in ("none", "in_block")
         first = run.workers > 1 and run.repetition == 0 and key not in self._checked
-        if not first or not timeless or row.status != "completed":
+        if not first or not same or not timeless or row.status != "completed":
             return []
         self._checked.add(key)
         model = meta_model(self._plan.study, self._plan.prepared.datasets[run.workers])

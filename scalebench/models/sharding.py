@@ -389,6 +389,39 @@ def require_linear(held: Held, name: str) -> None:
                 )
 
 
+def sharing_degrees(divide: Callable[[int, int, int], object], layers: int, workers: int) -> list[tuple[int, ...]]:
+    """Return for each of consecutive layers the numbers of `workers` that can share it: 1, and divisors of `workers`.
+
+    `divide(first, last, degree)` raises ModelError if layers `first` to `last` (exclusive) cannot be shared as one. A
+    degree by which two neighbours are divided apart, but not together, is left out for the first of them: consecutive
+    layers of one degree are divided as one.
+    """
+
+    def divides(first: int, last: int, degree: int) -> bool:
+        try:
+            divide(first, last, degree)
+        except ModelError:
+            return False
+        return True
+
+    divisors = [degree for degree in range(2, workers + 1) if workers % degree == 0]
+    alone = [[degree for degree in divisors if divides(place, place + 1, degree)] for place in range(layers)]
+    found = []
+    for place, (own, following) in enumerate(zip(alone, [*alone[1:], []], strict=True)):
+        joined = [degree for degree in own if degree not in following or divides(place, place + 2, degree)]
+        found.append((1, *joined))
+    return found
+
+
+def sharing_degrees_of(layers: Sequence[Layer], workers: int, name: str) -> list[tuple[int, ...]]:
+    """Return the same of the layers of a model that is called `name`."""
+
+    def divide(first: int, last: int, degree: int) -> Held:
+        return held_by(layers[first:last], [last - first], Mesh(tensor=degree), 0, name)
+
+    return sharing_degrees(divide, len(layers), workers)
+
+
 def called(module: nn.Module, inputs: Sequence[Tensor]) -> list[Tensor]:
     """Return the tensors that a segment's module gives for one tensor, or for the pair of a residual and a sum."""
     made = module(inputs[0] if len(inputs) == 1 else tuple(inputs))

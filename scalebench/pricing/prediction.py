@@ -26,7 +26,7 @@ from scalebench.pricing.devices import Measured, TimeModel, gradients_of, step_t
 from scalebench.pricing.excerpt import EvenPlan, Excerpt, excerpt_of
 from scalebench.pricing.platform import Platform
 from scalebench.pricing.price import TimeArrays, walk
-from scalebench.pricing.program import Program, programs_of
+from scalebench.pricing.program import Program, in_batches, programs_of
 from scalebench.pricing.queues import Queue, Serving
 from scalebench.pricing.recording import record_each
 from scalebench.pricing.schedule import RankGroups, Schedule
@@ -268,8 +268,8 @@ class Predictor:
         excerpt = excerpt_of(traits.stretches, self.workload.epochs, steps)
         # Messages between parts are as large as the batch; others are not.
         pieces = self.micro_batches(component, workers)
-        batch = max(pieces, round(samples)) if mesh.parts > 1 else 1
-        by_layer = workers > 1 and (mesh.parts > 1 or traits.sharded > 1)
+        batch = max(pieces, round(samples)) if mesh.parts > 1 or traits.mixed else 1
+        by_layer = traits.cuts_model(workers)
         cut = self.cut(samples / pieces) if by_layer else None
         key = (str(component), workers, excerpt, batch)
         if key not in self._programs:
@@ -299,7 +299,8 @@ class Predictor:
             # The shorter one may have no group yet: as many workers are recorded as of the longer one.
             schedules = [self._schedules(run, strategy, plan, everyone, cut, len(last)) for plan in shorter]
             schedules.append(last)
-            programs = [programs_of(each) for each in schedules]
+            priced = [[in_batches(one, batch) for one in each] for each in schedules] if traits.mixed else schedules
+            programs = [programs_of(each) for each in priced]
             self._programs[key] = Recorded(excerpt, programs, workers, serving, schedules[0])
         return self._programs[key]
 

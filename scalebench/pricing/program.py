@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from itertools import pairwise
 from typing import NamedTuple
@@ -89,6 +89,17 @@ def programs_of(schedules: Sequence[Schedule]) -> list[Program]:
             keys[id(events)] = rank if sends or len(schedules) == 1 else tuple(operations)
         alike[keys[id(events)]].append(rank)
     return [Program(np.array(ranks), list(_epochs([schedules[rank] for rank in ranks]))) for ranks in alike.values()]
+
+
+def in_batches(schedule: Schedule, batch: int) -> Schedule:
+    """Return a schedule whose passes of several workers' batches are larger shares of the work of one `batch`."""
+    events = [
+        event._replace(amount=batch, share=event.share * event.amount / batch)
+        if event.kind in ("forward", "backward")
+        else event
+        for event in schedule.events
+    ]
+    return replace(schedule, events=events)
 
 
 def _epochs(schedules: Sequence[Schedule]) -> Iterator[Epoch]:

@@ -28,15 +28,18 @@ from scalebench.models.sharding import held_by
 from scalebench.pricing.recorders import RecordingClock, RecordingCommunicator, RecordingServer, RecordingShared
 from scalebench.pricing.schedule import Event, Kept, PartMemory, RankGroups, Schedule
 from scalebench.pricing.table_cut import TableCut, cut_of
-from scalebench.strategies.base import Batch, Recompute, Strategy, UnitRule
+from scalebench.strategies.base import Batch, LayerProfile, Recompute, SharedComponent, Strategy, UnitRule
 from scalebench.study.spec import Component, Run, Training
 from scalebench.system.clock import Clock, Task
 from scalebench.system.random_state import drawn_since, random_state, seeded, worker_seed
+from scalebench.training.components import Component as SharedLayers
+from scalebench.training.components import Passes, facts_of_component, slices
 from scalebench.training.loop import train
 from scalebench.training.meters import Meters
 from scalebench.training.optimizers import build_optimizer
 from scalebench.training.sharded import shard_length
-from scalebench.training.stage import Chunk, Order, Stage, StageShapes, sizes_of
+from scalebench.training.shared_layout import profiles_of
+from scalebench.training.stage import Chunk, Order, Stage, StageShapes, segment_facts, sizes_of
 
 _META_MODELS: dict[str, torch.nn.Module] = {}  # the last one, by its parts
 _STATES: dict[tuple[str, bool], dict[str, Tensor]] = {}  # of optimizers after a step
@@ -149,6 +152,7 @@ class RecordingWorker:
         self._workers_per_node = max(1, min(workers_per_node, comm.size) // parts)
         self.stage: Stage | None = None
         self.sharded: RecordedUnits | None = None
+        self._passes: Passes | None = None
         self._update_share = 1.0
         self._loss_is_elsewhere = False
         self.model: Any = model
@@ -246,6 +250,9 @@ class RecordingWorker:
     def steps_in(self, epoch: int) -> int:
         return self.plan.steps(epoch)
 
+    def mean_batch(self, epoch: int) -> float:
+        return float(self.plan.shard_sizes(epoch).mean()) / self.plan.steps(epoch)
+
     def batches(self, epoch: int) -> Iterator[Batch]:
         bounds = self.plan.bounds(epoch, self._rank).tolist()
         return self._walk(epoch, list(pairwise(bounds)))
@@ -293,6 +300,45 @@ class RecordingWorker:
         self.stage = Stage(chunks, order, micro_batches, replica, mesh)
         self._update_share = numbers / whole
 
+    @cached_property
+    def layer_profiles(self) -> Sequence[LayerProfile]:
+        facts = self._facts
+        if self._cut is None:
+            layers = _layers_of(self.model, str(self.run.model))
+            return profiles_of(layers, facts, self._input_shape, self.size, str(self.run.model))
+        return self._cut.profiles(self.size)
+
+    def use_layout(self, sizes: Sequence[int], degrees: Sequence[int]) -> Sequence[SharedComponent]:
+        whole, name, rank = sum(each.parameters for each in self.layer_profiles), str(self.run.model), self.comm.rank
+        shapes = [each.shape for each in self._facts]
+        numbers, found = [], []
+        for place, degree in enumerate(degrees):
+            mesh = Mesh(1, len(sizes), degree)
+            if self._cut is not None:
+                (rows,) = self._cut.held(sizes, [place], degree)
+                stage, segments, count = rows.stage, rows.segments, rows.parameters
+                stage = replace(stage, stages=len(sizes) + 1)
+            else:
+                layers = _layers_of(self.model, name)
+                held = held_by(layers, sizes, mesh, place * degree + rank % degree, name)
+                stage = facts_of_component(shapes, self._input_shape, sizes, place)
+                sample = torch.empty(2, *stage.takes, dtype=self.dtype, device="meta")
+                segments = segment_facts(held.chunks[0], sample, self._facts, first=place == 0)
+                count = trainable_numbers(held.model)
+            numbers.append(count)
+            found.append((stage, segments))
+        self.parameters = torch.empty(sum(numbers), dtype=self.dtype, device="meta")
+        self.gradients = self.parameters.clone()
+        components = []
+        for (stage, segments), degree, own in zip(found, degrees, slices(self.gradients, numbers), strict=True):
+            group = self.comm.split(lambda rank, t=degree: rank // t)  # type: ignore[misc]
+            peers = self.comm.split(lambda rank, t=degree: rank % t)  # type: ignore[misc]
+            compute = StageShapes(stage, segments, group, self.parameters)
+            components.append(SharedLayers(stage, compute, degree, group, peers, own))
+        self._passes = Passes(components, rank)
+        self._update_share = sum(numbers) / whole
+        return components
+
     def use_schedule(self, name: str, micro_batches: int) -> None:
         raise NotImplementedError("a recording has no process group")
 
@@ -322,6 +368,12 @@ class RecordingWorker:
     def gradient(self, batch: Batch, weight: float = 1.0, *, add: bool = False) -> None:
         if self.sharded is not None:
             self.sharded.step(batch.x.shape[0], self.clock)
+            return
+        if self._passes is not None:
+            bounds = (self.plan.bounds(self._epoch, rank) for rank in range(self.size))
+            rows = [int(own[batch.step + 1] - own[batch.step]) for own in bounds]
+            x = self.parameters.new_empty((len(batch.x), *self._passes.takes))
+            self._passes.step(x, batch.y, weight, rows, lambda outputs, *_: (outputs, outputs), self.clock)
             return
         if self.stage is not None:
             self.stage.step(batch, weight, self.clock)

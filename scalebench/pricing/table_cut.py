@@ -18,10 +18,11 @@ from numpy.typing import NDArray
 from scalebench.errors import ModelError
 from scalebench.models.layers import LayerTable
 from scalebench.models.parts import LayerFacts, bounds_of
+from scalebench.models.sharding import sharing_degrees
 from scalebench.models.zoo.layers import layers_of
 from scalebench.pricing.devices import Stated
 from scalebench.pricing.schedule import Kept
-from scalebench.strategies.base import Recompute
+from scalebench.strategies.base import LayerProfile, Recompute
 from scalebench.study.spec import Component
 from scalebench.training.stage import SegmentFacts, StageFacts
 
@@ -103,6 +104,20 @@ class TableCut:
     def work(self) -> list[float]:
         """Seconds of both passes of each layer."""
         return [float(self._both[layer.first : layer.last].sum()) for layer in self.layers]
+
+    def profiles(self, workers: int) -> list[LayerProfile]:
+        """Return what the choice of a layout needs to know of each layer."""
+
+        def divide(first: int, last: int, degree: int) -> list[HeldRows]:
+            return self.held([first, last - first, len(self.facts) - last], [1], degree)
+
+        degrees = sharing_degrees(divide, len(self.facts), workers)
+        found, takes = [], self.table.layers[0].inputs
+        for each, own in zip(self.facts, degrees, strict=True):
+            (gives,) = each.shape
+            found.append(LayerProfile(each.name, each.parameters, takes, gives, own))
+            takes = gives
+        return found
 
     def held(
         self, sizes: Sequence[int], groups: Sequence[int], degree: int = 1, recompute: Recompute = "none"

@@ -49,6 +49,8 @@ def outside(predictor: Predictor, strategy: Component, workers: int, batch: int 
         found.append(f"fewer than {_FEW_STEPS} steps an epoch")
     if not program.deterministic:
         found.append("steady state of a queue")
+    if program.traits.adapts and workers > 1:
+        found.append("the first layout is kept")
     return tuple(found)
 
 

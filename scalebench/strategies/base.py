@@ -78,6 +78,30 @@ class UnitRule(Protocol):
     def after_backward(self, unit: Unit) -> None: ...
 
 
+class LayerProfile(NamedTuple):
+    """A layer into which a model can be cut: its parameters, the numbers of a sample it takes and gives."""
+
+    name: str
+    parameters: int
+    takes: int
+    gives: int
+    degrees: tuple[int, ...]  # numbers of workers that can share it, which divide those of the run
+
+
+class SharedComponent(Protocol):
+    """Consecutive layers that `degree` neighbouring workers share (`Worker.use_layout`)."""
+
+    @property
+    def degree(self) -> int: ...
+    @property
+    def peers(self) -> Communicator:
+        """The workers with the same share."""
+
+    @property
+    def gradients(self) -> Tensor:
+        """(n,) those of this worker's share, summed over the batches of the workers that share it."""
+
+
 class Worker(Protocol):
     """One replica: its model, optimizer, shard of the data, communicator and clock.
 
@@ -120,6 +144,9 @@ class Worker(Protocol):
 
     def steps_in(self, epoch: int) -> int:
         """Number of batches of `epoch`; the same for every worker."""
+
+    def mean_batch(self, epoch: int) -> float:
+        """Mean number of samples in a worker's batch of `epoch`, over all workers; the same for every worker."""
 
     def server(self, rule: ServerRule) -> Server:
         """Open the server that runs `rule` (the same on every worker)."""
@@ -184,6 +211,17 @@ class Worker(Protocol):
         `order(stage, stages, micro_batches)` are the moves of a stage in a step. Activations that `recompute` gives up
         after a forward pass are computed again before the backward pass. From now on `model`, `parameters`,
         `gradients` and `optimizer` are those of the stage, and `gradient` takes part in the step of the replica.
+        """
+
+    @property
+    def layer_profiles(self) -> Sequence[LayerProfile]:
+        """What a choice of degrees needs to know of each layer into which the model can be cut."""
+
+    def use_layout(self, sizes: Sequence[int], degrees: Sequence[int]) -> Sequence[SharedComponent]:
+        """Share runs of `sizes` consecutive layers among `degrees` neighbouring workers each. Collective.
+
+        From now on `parameters`, `gradients` and `optimizer` are those of this worker's shares, with the values and the
+        state that they had in the layout before; `gradient` adds up over the batches of those that share a component.
         """
 
     def use_schedule(self, name: str, micro_batches: int) -> None:

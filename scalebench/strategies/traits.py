@@ -51,6 +51,8 @@ class Traits:
     tensor: int = 1  # workers that share the layers of a stage
     micro_batches: int = 1  # into which a replica's batch is cut
     sharded: int = 0  # 1: workers keep shards of the optimizer's state, 2: of gradients too, 3: of parameters too
+    mixed: bool = False  # layers are shared by numbers of workers of their own
+    adapts: bool = False  # what is exchanged in an epoch depends on the measured times of those before
     shards: int = 1  # ranks over which the server's weights are spread, at most one a worker
     in_rounds: bool | None = None  # the server answers when the pushes of all have come, or at once
     interval_option: str | None = None  # the option that is the interval between synchronisations
@@ -78,6 +80,10 @@ class Traits:
         if workers % parts:
             raise ValueError(f"{workers} workers are no multiple of {parts}, which `check` refuses")
         return Mesh(workers // parts, self.pipeline, self.tensor)
+
+    def cuts_model(self, workers: int) -> bool:
+        """Return True if `workers` compute with the model layer by layer."""
+        return workers > 1 and (self.pipeline * self.tensor > 1 or self.sharded > 1 or self.mixed)
 
     def server_ranks(self, workers: int) -> int:
         """Return the ranks of the parameter server for `workers`; 0 without one."""

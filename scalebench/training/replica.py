@@ -25,17 +25,19 @@ from scalebench.models.parts import Layer, LayerFacts, facts_of, layers_of
 from scalebench.models.pinning import require_unchanged
 from scalebench.models.registry import build_model
 from scalebench.models.sharding import held_by
-from scalebench.strategies.base import Batch, Recompute, UnitRule
+from scalebench.strategies.base import Batch, LayerProfile, Recompute, SharedComponent, UnitRule
 from scalebench.strategies.replica_state import floating_buffers
 from scalebench.study.spec import BY_LAYER, Run
 from scalebench.system.clock import Clock, Task
 from scalebench.system.random_state import put_back, random_state
+from scalebench.training.components import Passes
 from scalebench.training.flat_sgd import FlatSgd
 from scalebench.training.initial_weights import load_weights
 from scalebench.training.meters import Meters
 from scalebench.training.optimizers import build_optimizer, check_optimizer, learning_rate
 from scalebench.training.parts import Assembly
 from scalebench.training.sharded import ShardedModel
+from scalebench.training.shared_layout import SharedLayout, floating, profiles_of, trained_vector, with_trained
 from scalebench.training.stage import Chunk, Order, Stage, StageArithmetic, run_backward, sizes_of
 
 if TYPE_CHECKING:
@@ -107,6 +109,8 @@ class Replica:
         self.assembly: Assembly | None = None
         self.sharded: ShardedModel | None = None  # of which this worker keeps shards; None for whole parameters
         self.torch_shards: TorchShards | None = None  # the same, by torch
+        self.layout: SharedLayout | None = None  # of components that several workers share
+        self._passes: Passes | None = None  # through these
         self._update_share = 1.0
         self._loss_is_elsewhere = False
         self._lr, self._lr_is_constant = run.lr, run.lr_policy == "constant"
@@ -161,6 +165,9 @@ class Replica:
 
     def steps_in(self, epoch: int) -> int:
         return self.plan.steps(epoch)
+
+    def mean_batch(self, epoch: int) -> float:
+        return float(self.plan.shard_sizes(epoch).mean()) / self.plan.steps(epoch)
 
     def batches(self, epoch: int) -> Iterator[Batch]:
         x_all, y_all = self.samples_of(epoch)
@@ -258,6 +265,45 @@ class Replica:
         self.optimizer = build_optimizer(self.run.optimizer, self.torch_shards.trained, self.run.lr)
         self._update_share = 1 / self.size
 
+    @cached_property
+    def layer_profiles(self) -> Sequence[LayerProfile]:
+        return profiles_of(self._layers, self._layer_facts, self._model_of[1], self.size, str(self.run.model))
+
+    def use_layout(self, sizes: Sequence[int], degrees: Sequence[int]) -> Sequence[SharedComponent]:
+        numbers, facts = sum(each.parameters for each in self.layer_profiles), self._layer_facts
+        model, training = self._whole(self.parameters), self.model.training
+        states = {  # vectors as whole models
+            name: self._whole(value) if value.shape == self.parameters.shape else value
+            for name, value in self.optimizer.state.get(self._flat_parameter, {}).items()
+        }
+        layout = SharedLayout(model, self._built, self.comm, str(self.run.model), sizes, degrees)
+        self._hold(layout.model.train(training))
+        for name, value in states.items():
+            own = layout.share_of(value) if isinstance(value, torch.nn.Module) else value
+            self.optimizer.state[self._flat_parameter][name] = own
+        self.__dict__.pop("_layers", None)  # with the layers of other workers
+        self.state.__dict__.pop("buffers_of_modules", None)
+        components = layout.components(self.gradients, facts, self._model_of[1], self.loss)
+        self.layout, self._passes = layout, Passes(components, self.rank)
+        self._update_share = self.parameters.numel() / numbers
+        return components
+
+    def _whole(self, vector: Tensor) -> torch.nn.Module:
+        """Return a whole model with the parameters in `vector`: all, or by a layout every worker's. Collective then."""
+        return with_trained(self._built(), vector) if self.layout is None else self.layout.whole(vector)
+
+    def _rows(self, step: int) -> list[int]:
+        """Return the samples in the batch of each worker in a step of the epoch."""
+        bounds = (self.plan.bounds(self._epoch, rank) for rank in range(self.size))
+        return [int(own[step + 1] - own[step]) for own in bounds]
+
+    def _loss_gradient(self, outputs: Tensor, targets: Tensor, weight: float) -> tuple[Tensor, Tensor]:
+        leaf = outputs.detach().requires_grad_()
+        mean = self.loss(leaf, targets)
+        run_backward((mean,), (_scalar(weight, self.dtype, self.device),))
+        assert leaf.grad is not None
+        return mean.detach(), leaf.grad
+
     def _built(self) -> torch.nn.Module:
         return build_model(*self._model_of).to(self.device)
 
@@ -269,6 +315,11 @@ class Replica:
 
         Its floating-point buffers are those of the parts. Collective over a replica.
         """
+        if self.layout is not None and vector is not None:
+            whole = with_trained(self._built(), vector)
+            for buffer, own in zip(floating(whole), floating(self.model), strict=True):
+                buffer.copy_(own)
+            return vector, whole
         if self.torch_shards is not None and vector is not None:
             return vector, self.torch_shards.whole(vector, self._built())
         if self.assembly is None or vector is None:
@@ -276,7 +327,7 @@ class Replica:
         model = self.assembly.gather(vector, floating_buffers(self))
         if model is None:
             return None, self.model
-        return torch.cat([each.detach().reshape(-1) for each in model.parameters() if each.requires_grad]), model
+        return trained_vector(model), model
 
     # --- training ---------------------------------------------------------------------------------------------
 
@@ -295,6 +346,11 @@ class Replica:
             return
         if not add:
             self.gradients.zero_()
+        if self._passes is not None:
+            rows = self._rows(batch.step)
+            own = self._passes.step(batch.x, batch.y, weight, rows, self._loss_gradient, self.clock)
+            self.computed(own, samples)
+            return
         if self.stage is not None:
             mean = self.stage.step(batch, weight, self.clock)
             if mean is not None:
@@ -438,7 +494,8 @@ class Replica:
     def is_finite(self) -> bool:
         """Return True if all weights of the model are finite, of which others may hold parts. Collective then."""
         finite = is_finite(self.parameters if self.torch_shards is None else self.torch_shards.own())
-        if self.assembly is None and self.sharded is None and self.torch_shards is None:
+        divided = (self.assembly, self.sharded, self.torch_shards, self.layout)
+        if all(each is None for each in divided):
             return finite
         flag = torch.full((1,), float(finite), dtype=self.dtype, device=self.device)
         holders = self.comm if self.assembly is None else self.replica
@@ -467,6 +524,9 @@ class Replica:
         if (sharded := self.sharded or self.torch_shards) is not None:
             whole = sharded.gathered(self.comm.allgather)
             vector = whole if stored else None
+        elif self.layout is not None:
+            model = self.layout.whole(self.parameters)
+            vector = trained_vector(model) if stored else None
         else:
             vector = self.parameters.detach().clone() if stored else None
         self.snapshots.append(Snapshot(epoch, elapsed_s, vector, agreed, self._statistics() if stored else []))

@@ -111,9 +111,10 @@ class Simulation(Prepared):
 
     def play(self, drawn: Generators = frozenset()) -> Played:
         """Compute the run; `drawn` are random generators that it is known to draw from."""
-        whole = self.mesh.parts == 1 and not self.strategy.traits.sharded  # models
+        traits = self.strategy.traits
+        whole = self.mesh.parts == 1 and not traits.sharded and not traits.mixed  # models
         choice = choose(self.run, self.dataset, self.plan) if whole else Choice()
-        if self.strategy.traits.takes_signs:  # batched gradients are rounded differently
+        if traits.takes_signs:  # batched gradients are rounded differently
             choice = replace(choice, batched=False, reason="")
         batched = choice.batched and not drawn
         self._records = choice.records and not drawn

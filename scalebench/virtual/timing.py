@@ -36,7 +36,8 @@ def strategy_of(run: Run) -> Strategy:
 
 def is_lock_step(run: Run) -> bool:
     """Return True if the arithmetic of `run` does not depend on time and moves no rows: it is timed without it."""
-    return strategy_of(run).deterministic and run.shuffle in ("none", "in_block")
+    strategy = strategy_of(run)
+    return strategy.deterministic and not strategy.traits.adapts and run.shuffle in ("none", "in_block")
 
 
 def time(runs: Sequence[Run], dataset: Dataset, machine: Machine, traces: Sequence[Trace]) -> list[Outcome]:

@@ -35,7 +35,7 @@ from scalebench.virtual.engine import model_time
 WORKERS, EPOCHS, STEPS, BATCH = 16, 20, 48, 4
 QUEUES = ("asp", "ssp", "dssp", "bsp", "bsp_backup", "elastic_bsp", "epoch_async", "dislib-compat-async", "ad_psgd")
 TRAITS = {name: registry.create(name, {}).traits for name in registry.names()}
-WHOLE = [name for name, traits in TRAITS.items() if traits.mesh(4).parts == 1 and not traits.sharded]  # models
+WHOLE = [name for name, traits in TRAITS.items() if not traits.cuts_model(4) and not traits.sharded]  # models
 LOCK_STEP = [name for name in WHOLE if name not in (*QUEUES, "serial")]
 
 
@@ -186,6 +186,7 @@ def cuttable() -> Predictor:
         ("hybrid: {tensor: 2, micro_batches: 2, recompute: layer, within: {local_sgd: {steps: 4}}}", 8),
         ("fsdp: {shard: 1}", 4),
         ("fsdp", 16),
+        ("adaptive: {layout: least}", 4),
     ],
 )
 def test_parts_of_a_model_are_predicted_as_every_step_is_priced(strategy, workers):

@@ -29,6 +29,7 @@ VARIANTS = {
     "model_parallel": [{"balance": [1, 2]}],
     "pipeline": [{"schedule": "gpipe"}, {"micro_batches": 2, "balance": [2, 1]}],
     "tensor": [{"degree": 4}],
+    "adaptive": [{"layout": [1, 2], "again": False}, {"layout": [2, 1], "again": False}],
     "fsdp": [{"shard": 1}, {"shard": 2}],
     "hybrid": [{"tensor": 2}, {"within": {"local_sgd": {"steps": 3}}}],
     "daso-heat": [{"devices_per_node": 1, "warm_up_epochs": 1, "cool_down_epochs": 1}],
@@ -48,6 +49,7 @@ VARIANTS = {
                          {"steps": 2, "delay": 0, "trailing": "leave"}],
 }  # fmt: skip
 DEFAULTS = {
+    "adaptive": {"again": False},
     "daso-heat": {"devices_per_node": 1},
     "daso-fixed": {"devices_per_node": 1},
     "torch_hierarchical_local_sgd": {"groups": {2: 2, 4: 6}},
@@ -88,7 +90,8 @@ def test_runs_count_what_their_program_records(play, recorded, name, options, wo
     compute = [sum(event.kind == "backward" for event in schedule.events) for schedule in schedules]
     chosen = name not in ("fedavg", "fedprox")  # clients that sit out a round compute nothing
     steps = EPOCHS * outcome.facts.steps_per_epoch * strategy.traits.micro_batches
-    if strategy.traits.tensor > 1 or strategy.traits.sharded:  # a pass between two exchanges
+    traits = strategy.traits
+    if traits.tensor > 1 or traits.sharded or traits.mixed:  # a pass between two exchanges
         assert all(passes % steps == 0 for passes in compute)
     else:
         assert not chosen or set(compute) == {steps} or name.startswith("dislib")
