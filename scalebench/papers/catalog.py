@@ -16,12 +16,13 @@ from scalebench.study.load import load_study
 from scalebench.study.spec import Study
 from scalebench.study.validation import read_mapping
 
-PUBLISHED, SCALES, CLAIMS, WHAT_IFS = "published.csv", "scales.yaml", "claims.yaml", "what_if.yaml"
+PUBLISHED, SCALES, CLAIMS = "published.csv", "scales.yaml", "claims.yaml"
+WHAT_IFS, PLANS = "what_if.yaml", "plans.yaml"
 SMOKE = "smoke"  # shows that everything runs; too small to compare anything
 SCALE_NAMES = (SMOKE, "laptop", "cluster")
 INSTALLED = Path(scalebench.__file__).parent / "experiments"  # a link in a checkout, files in a wheel
 _OWN = "laptop"  # the scale at which a study keeps its own name
-_NOT_STUDIES = (SCALES, CLAIMS, WHAT_IFS, "machine.yaml", "device.yaml")
+_NOT_STUDIES = (SCALES, CLAIMS, WHAT_IFS, PLANS, "machine.yaml", "device.yaml")
 
 
 @dataclass(frozen=True)

@@ -25,15 +25,17 @@ from scalebench.figures.timeline import draw_timeline
 from scalebench.formatting import EMPTY, counted, is_interval, natural
 from scalebench.launch.planning import plan_study
 from scalebench.launch.tracing import trace
-from scalebench.papers.catalog import CLAIMS, PUBLISHED, SMOKE, WHAT_IFS, Paper
+from scalebench.papers.catalog import CLAIMS, PLANS, PUBLISHED, SMOKE, WHAT_IFS, Paper
 from scalebench.papers.claims import Verdict, judge, read_claims
 from scalebench.papers.laws import WhatIf, read_what_ifs
+from scalebench.papers.plans import Plan, read_plans
 from scalebench.papers.published import read_published
 from scalebench.papers.side_by_side import Pair, draw, in_words, number, pair_up, with_interval
 from scalebench.study.spec import slug
 from scalebench.system.atomic_write import open_own
 
-_FIGURES = {"modelled": ("{scaling}-scaling", "time-reduction")}  # by execution
+_GIB = 2**30
+_FIGURES = {"modelled": ("{scaling}-scaling", "time-reduction", "breakdown")}  # by execution
 _OF_TRAINED = ("convergence", "time-to-target")
 _HEADER = (
     "quantity",
@@ -105,6 +107,8 @@ def write_page(paper: Paper, results: Mapping[str, Results], scale: str, output:
         lines += [f"## Study {study}", "", *_study(paper, study, one), *drawn_of(paper, scale, one, folder / study), ""]
     for name, what_if in read_what_ifs(paper.folder / WHAT_IFS).items():
         lines += [f"## What if: {name}", "", *_what_if(what_if, folder / f"what-if-{slug(name)}.svg"), ""]
+    for name, plan in read_plans(paper.folder / PLANS).items():
+        lines += [f"## Plan: {name}", "", *_plan(plan, folder / f"plan-{slug(name)}.svg"), ""]
     text = "\n".join(lines).rstrip() + "\n"
     with open_own(folder / "index.md", "w") as file:
         file.write(text)
@@ -206,6 +210,22 @@ def _what_if(one: WhatIf, picture: Path) -> list[str]:
     plane = one.price()
     one.draw(plane, picture)
     return [one.description, "", *(f"- {line}" for line in plane.sentences()), "", f"![what if]({picture.name})"]
+
+
+def _plan(plan: Plan, picture: Path) -> list[str]:
+    """Draw a plan; return its memory by strategy and its components in sentences, and the picture."""
+    plan.draw(picture)
+    memories = [f"{strategy} {memory.total / _GIB:.3g} GiB" for strategy, memory in plan.memories().items()]
+    components = [
+        f"- {one.first if one.first == one.last else f'{one.first} to {one.last}'}: {one.parameters:,} parameters, "
+        f"{'data parallelism' if one.degree == 1 else f'shared by {one.degree} of {plan.devices} devices'}"
+        for one in plan.components()
+    ]
+    saved = f"This layout moves {plan.numbers_saved():.1%} fewer numbers in a step than data parallelism:"
+    return [
+        *(plan.description, "", f"Memory of the fullest worker, modelled: {', '.join(memories)}.", ""),
+        *(saved, "", *components, "", f"![plan]({picture.name})"),
+    ]
 
 
 def _pictures(paper: Paper, scale: str, results: Results, folder: Path) -> list[str]:
