@@ -44,6 +44,7 @@ PER_STUDY = 4
 DISK = "size=64m"
 MOUNTED = "SUBMITTED_FAULTS_DISK"
 PAUSE_S = 12.0  # at most, before each fault
+RUN_S = 60.0  # in which a job begins, and ends a run
 DIVISIONS = ((), ("--group", "count"), ("--group", "all"), ("--array",), ("--array", "--limit", "1"))
 DECIDED = (  # by the study: columns of real runs that no fault may change
     *("study", "run_id", "config_hash", "status", "strategy", "model", "dataset_sha256", "workers", "nodes"),
@@ -217,7 +218,7 @@ def disturbed(
             scene.user("submit", str(scene.results))
             outcome.rounds += 1
         scene.start_again()
-        time.sleep(chance.uniform(0, PAUSE_S))
+        wait_for_a_moment(scene, chance)
         if injected and scene.job_in("RUNNING", "PENDING") is None:
             break
         name = kinds.pop(0)
@@ -233,6 +234,17 @@ def disturbed(
     outcome.refusals = scene.refusals
     outcome.wrong = [*scene.wrong, *differences(scene, base, what), *scene.left_processes()]
     return outcome, injected
+
+
+def wait_for_a_moment(scene: Scene, chance: random.Random) -> None:
+    """Wait for a moment by chance, or, as often, until a run has ended and others train."""
+    if chance.random() < 0.5:
+        done, end = scene.done(), time.monotonic() + RUN_S
+        while scene.done() == done and time.monotonic() < end and scene.job_in("RUNNING", "PENDING"):
+            time.sleep(0.2)
+        time.sleep(chance.uniform(0, 2))
+    else:
+        time.sleep(chance.uniform(0, PAUSE_S))
 
 
 def differences(scene: Scene, base: Scene, what: str) -> list[str]:
