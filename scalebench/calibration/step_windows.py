@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from scalebench.calibration.quiet_rounds import Round, Until, quiet_rounds
-from scalebench.comm.alone import lone_communicator
+from scalebench.comm.simulated import lone_communicator
 from scalebench.pricing.step_times import STEP_TASKS
 from scalebench.study.spec import Run
 from scalebench.system.clock import Ledger, Task

@@ -1,24 +1,26 @@
 """Communicator of simulated workers: every communication is an `Operation` with an effect on the tensors of all.
 
 How an operation ends is left to two classes: in virtual time, when all members have come (`virtual/communicator.py`),
-or at once, as an entry of a schedule (`pricing/recorders.py`).
+or at once, as an entry of a schedule (`pricing/recorders.py`). A lone worker, with which nothing is exchanged, has one
+of its own.
 """
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
-from typing import Any, Generic, Protocol, TypeVar
+from typing import Any, Generic, Protocol, TypeVar, cast
 
 import torch
 from torch import Tensor
 
 from scalebench.cluster.operation import Kind, Members, Operation
-from scalebench.comm.reduction import reduce_tensors
-from scalebench.comm.wire import there_and_back, wire_bytes
+from scalebench.comm.base import Communicator
+from scalebench.comm.wire import divide_, there_and_back, wire_bytes
 from scalebench.system.clock import Clock
 
 _T = TypeVar("_T")
+_ELEMENTWISE = {"max": torch.maximum, "min": torch.minimum}
 Effect = Callable[[list[Any]], Any]  # on what the members hand over, by rank; it may return what all of them get
 
 
@@ -275,3 +277,59 @@ class SentRequest:
 
     def done(self) -> bool:
         return True
+
+
+# --- arithmetic -------------------------------------------------------------------------------------------------------
+
+
+def reduce_tensors(
+    tensors: Sequence[Tensor], op: str, weights: Sequence[float | None], wire: str | None = None
+) -> Tensor:
+    """Return sum_i w_i x_i, sum_i w_i x_i / sum_i w_i (`mean`), elementwise `max` or `min`; weights default to 1.
+
+    With `wire` contributions and their sum are rounded to that dtype; sums and quotients have the tensors' dtype.
+    """
+    if op in _ELEMENTWISE:
+        result = tensors[0].clone()
+        for tensor in tensors[1:]:
+            result = _ELEMENTWISE[op](result, tensor)
+        return result
+    result = _contribution(tensors[0], weights[0], wire).clone()
+    for tensor, weight in zip(tensors[1:], weights[1:], strict=True):
+        result.add_(_contribution(tensor, weight, wire))
+    result = _rounded(result, wire)
+    if op == "mean":
+        divide_(result, sum(1.0 if weight is None else weight for weight in weights))
+    return result
+
+
+def _contribution(tensor: Tensor, weight: float | None, wire: str | None) -> Tensor:
+    return _rounded(tensor if weight is None else tensor * weight, wire)
+
+
+def _rounded(tensor: Tensor, wire: str | None) -> Tensor:
+    return tensor if wire is None else tensor.to(getattr(torch, wire)).to(tensor.dtype)
+
+
+# --- a lone worker ----------------------------------------------------------------------------------------------------
+
+
+class _Alone:
+    """A worker of `size` that trains by itself; what it would receive from others is what it sends."""
+
+    collectives, bytes_sent = 0, 0
+    calls = None
+
+    def __init__(self, size: int = 1, rank: int = 0) -> None:
+        self.size, self.rank = size, rank
+
+    def barrier(self) -> None:
+        """Nothing to wait for."""
+
+    def alltoallv(self, tensors: Sequence[Any]) -> list[Any]:
+        return list(tensors)
+
+
+def lone_communicator(size: int = 1, rank: int = 0) -> Communicator:
+    """Return the communicator of a worker of `size` that trains by itself; it has what such a training calls, only."""
+    return cast("Communicator", _Alone(size, rank))

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from importlib.metadata import version
 from typing import TYPE_CHECKING
 
-from scalebench.comm.alone import lone_communicator
+from scalebench.comm.simulated import lone_communicator
 from scalebench.errors import ModelError
 from scalebench.formatting import counted, roughly
 from scalebench.launch.planning import StudyPlan, cuts_model

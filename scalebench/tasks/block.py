@@ -21,7 +21,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from scalebench.comm.alone import lone_communicator
+from scalebench.comm.simulated import lone_communicator
 from scalebench.data.dataset import open_dataset
 from scalebench.data.plan import BatchPlan
 from scalebench.data.shard import Shard

@@ -20,7 +20,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from scalebench.comm.alone import lone_communicator
+from scalebench.comm.simulated import lone_communicator
 from scalebench.data.dataset import Dataset
 from scalebench.data.plan import BatchPlan
 from scalebench.errors import in_one_line
@@ -36,8 +36,8 @@ from scalebench.system.random_state import drawn_since, random_state
 from scalebench.training.loop import evaluate, train
 from scalebench.training.replica import Replica
 from scalebench.virtual.batched import Batched, Gradients, losses_of_samples
-from scalebench.virtual.recorded import RecordedReplica
 from scalebench.virtual.timing import Trace
+from scalebench.virtual.recorded import RecordedReplica
 
 ONE_BATCH = "one_batch"  # arithmetic of equal replicas
 _TRIED = 16  # workers, at most, among which batched gradients are tried

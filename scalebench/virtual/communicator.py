@@ -5,7 +5,7 @@ A collective completes at max(arrival) + cost. A non-blocking one overlaps with 
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, TypeVar
 
 import numpy as np
@@ -14,8 +14,7 @@ from torch import Tensor
 
 from scalebench.cluster.operation import Kind, Operation, busiest
 from scalebench.comm.base import BETWEEN_STAGES, Overlap
-from scalebench.comm.reduction import ExchangeLap, exchange_laps, merge_pairs_, reduce_tensors
-from scalebench.comm.simulated import Effect, SimulatedCommunicator
+from scalebench.comm.simulated import Effect, SimulatedCommunicator, reduce_tensors
 from scalebench.comm.wire import wire_bytes
 from scalebench.errors import RunError
 from scalebench.pricing.costs import Costs
@@ -23,6 +22,7 @@ from scalebench.virtual.clock import VirtualClock
 from scalebench.virtual.scheduler import Group, Rendezvous, Scheduler
 
 _T = TypeVar("_T")
+ExchangeLap = tuple[float, float, float]  # (end, seconds of waiting, those of the message) of an exchange
 
 
 class VirtualCommunicator(SimulatedCommunicator[Rendezvous]):
@@ -207,3 +207,38 @@ class VirtualCommunicator(SimulatedCommunicator[Rendezvous]):
         self._splits += 1
         place = group.ranks.index(self.world_rank)
         return VirtualCommunicator(self.scheduler, group, place, self.clock, self.costs, self._arithmetic, self)
+
+
+def merge_pairs_(vectors: Sequence[Tensor], merge: Callable[[Tensor, Tensor], None]) -> None:
+    """Replace each vector by the merge of all; each different merge is computed once."""
+    stride = 1
+    while stride < len(vectors):
+        for rank in range(0, len(vectors), 2 * stride):
+            merge(vectors[rank], vectors[rank + stride])
+        stride *= 2
+    torch._foreach_copy_(list(vectors[1:]), [vectors[0]] * (len(vectors) - 1))
+
+
+def exchange_laps(
+    starts: Sequence[float], seconds: Callable[[int, int], float], merging: float = 0.0
+) -> list[list[ExchangeLap]]:
+    """Return the exchanges of each rank arriving at `starts`: a message to the higher rank and its answer.
+
+    `seconds(a, b)` is the time of a message from rank a to b, `merging` that of the merge before the answer.
+    """
+    now = list(starts)
+    laps: list[list[ExchangeLap]] = [[] for _ in now]
+    for low, high in _partners(len(now)):
+        for source, rank in ((low, high), (high, low)):
+            message = seconds(source, rank)
+            until = max(now[rank], now[source] + message) + (merging if rank == high else 0.0)
+            laps[rank].append((until, max(0.0, now[source] - now[rank]), message))  # transfer is not waiting
+            now[rank] = until
+    return laps
+
+
+def _partners(size: int) -> Iterator[tuple[int, int]]:
+    stride = 1
+    while stride < size:
+        yield from ((low, low | stride) for low in range(size) if not low & stride)
+        stride *= 2

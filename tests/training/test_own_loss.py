@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from scalebench.comm.alone import lone_communicator
+from scalebench.comm.simulated import lone_communicator
 from scalebench.data.dataset import Dataset
 from scalebench.data.plan import BatchPlan
 from scalebench.system.clock import WallClock

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from scalebench.comm.alone import lone_communicator
+from scalebench.comm.simulated import lone_communicator
 from scalebench.data.plan import BatchPlan
 from scalebench.strategies import registry
 from scalebench.system.clock import WallClock
