@@ -39,8 +39,8 @@ from scalebench.records.study_file import replace_study
 from scalebench.study.spec import Run
 from scalebench.system.interruption import Interruption
 from scalebench.training.outcome import Evaluation, Outcome
+from scalebench.virtual.lock_step import Trace, is_lock_step
 from scalebench.virtual.pool import Simulator, run_virtual
-from scalebench.virtual.timing import Trace, is_lock_step
 
 _EARLIER = "earlier"  # folder with the files before another cluster or jitter, numbered from 1
 

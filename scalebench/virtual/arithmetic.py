@@ -36,7 +36,7 @@ from scalebench.system.random_state import drawn_since, random_state
 from scalebench.training.loop import evaluate, train
 from scalebench.training.replica import Replica
 from scalebench.virtual.batched import Batched, Gradients, losses_of_samples
-from scalebench.virtual.timing import Trace
+from scalebench.virtual.lock_step import Trace
 from scalebench.virtual.recorded import RecordedReplica
 
 ONE_BATCH = "one_batch"  # arithmetic of equal replicas

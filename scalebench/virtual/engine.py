@@ -1,7 +1,7 @@
 """Event engine of virtual runs: every worker a coroutine with its own clock, real arithmetic, modelled time.
 
 It computes the arithmetic of all runs, and times those whose arithmetic, or order of operations, depends on time.
-Those that share their arithmetic are timed by their schedules (`timing.py`).
+Those that share their arithmetic are timed by their schedules (`lock_step.py`).
 """
 
 from __future__ import annotations
@@ -30,15 +30,15 @@ from scalebench.system.random_state import drawn_since, put_back, random_state, 
 from scalebench.training.loop import EvaluationResult, Trainee, evaluate, train
 from scalebench.training.outcome import Outcome, WorkerReport
 from scalebench.training.replica import Replica
-from scalebench.virtual import timing
+from scalebench.virtual import lock_step
 from scalebench.virtual.arithmetic import Choice, choose, drawn_in_a_step, train_one_for_all
 from scalebench.virtual.batched import Batched, BatchedReplica
 from scalebench.virtual.clock import ModelledClock, RecordingVirtualClock, VirtualClock
 from scalebench.virtual.communicator import VirtualCommunicator
+from scalebench.virtual.lock_step import Prepared, Trace, Weights
 from scalebench.virtual.recorded import RecordedReplica
 from scalebench.virtual.scheduler import Group, Scheduler
 from scalebench.virtual.shared import HostedState, Hosts, VirtualServer, VirtualShared
-from scalebench.virtual.timing import Prepared, Trace, Weights
 
 _T = TypeVar("_T")
 _WORTH_RECORDING = 100  # steps, from which recording a gradient saves time
@@ -76,7 +76,7 @@ def model_time(run: Run, dataset: Dataset, machine: Machine) -> Outcome:
     def modelled() -> Played:
         if not run.trace:
             with suppress(NotLockStepError):
-                return timing.time([run], dataset, machine, [Trace.untrained(run)])[0], {}
+                return lock_step.time([run], dataset, machine, [Trace.untrained(run)])[0], {}
         return Simulation(run, dataset, machine).model()
 
     return _judged(run, modelled)[0]

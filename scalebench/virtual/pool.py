@@ -26,7 +26,7 @@ from scalebench.system.parent_watch import exit_with_parent, preloaded_forkserve
 from scalebench.training.initial_weights import save_weights
 from scalebench.training.outcome import Outcome
 from scalebench.virtual.engine import compute, model_time, simulate
-from scalebench.virtual.timing import Trace, Weights, is_lock_step, strategy_of, time
+from scalebench.virtual.lock_step import Trace, Weights, is_lock_step, strategy_of, time
 
 OnOutcome = Callable[[Run, Outcome], None]
 _POLL_S = 0.2  # between two checks of `stopping`

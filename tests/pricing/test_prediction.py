@@ -96,7 +96,7 @@ def test_queue_is_near_the_event_engine(make_run, blobs, strategy, step_s):
     run = make_run(strategy, workers, epochs=epochs, batch_per_worker=2, dtype="float32", optimizer=optimizer)
     machine = Machine(platform.cluster, EngineCosts(), [step_table(platform.device, own.workload.layers, [2])])
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("scalebench.virtual.timing.meta_model", lambda *_: own._model)
+        patch.setattr("scalebench.virtual.lock_step.meta_model", lambda *_: own._model)
         outcome = model_time(run.model_copy(update={"execution": "modelled"}), blobs, machine)
     assert outcome.status == "completed", outcome.error
     took = max(worker.train_s for worker in outcome.workers)

@@ -13,7 +13,7 @@ from torch import nn
 from scalebench.data.plan import BatchPlan
 from scalebench.strategies import registry
 from scalebench.strategies.epoch_average import EpochAverage
-from scalebench.virtual import arithmetic, engine, timing
+from scalebench.virtual import arithmetic, engine, lock_step
 from scalebench.virtual.arithmetic import Choice, choose
 from scalebench.virtual.pool import simulate_alike
 from tests.conftest import some
@@ -94,7 +94,7 @@ def test_steps_that_are_taken_together_are_those_taken_one_by_one(fills, values,
     run = make_run("epoch_average", 5, virtual={"jitter": "normal", "slowdown": {1: 2.0}}, **values)
     choice = Choice(batched=True, fills=fills)
     other, found = weights_by(choice, run, blobs, machine, monkeypatch)
-    monkeypatch.setattr(timing, "strategy_of", lambda run: Looped())
+    monkeypatch.setattr(lock_step, "strategy_of", lambda run: Looped())
     one, expected = weights_by(choice, run, blobs, machine, monkeypatch)
     assert one.facts.arithmetic == other.facts.arithmetic == "batched"
     assert torch.allclose(found, expected, rtol=0, atol=SUMS)

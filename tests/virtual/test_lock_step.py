@@ -10,10 +10,10 @@ import torch
 
 from scalebench.pricing.price import NotLockStepError
 from scalebench.strategies import registry
-from scalebench.virtual import timing
+from scalebench.virtual import lock_step
 from scalebench.virtual.engine import simulate
+from scalebench.virtual.lock_step import Trace, is_lock_step, time
 from scalebench.virtual.pool import alike, simulate_alike
-from scalebench.virtual.timing import Trace, is_lock_step, time
 
 BASELINES = ["allreduce", "horovod", "ddp"]
 VIRTUAL = {"jitter": "lognormal", "slowdown": {1: 1.3}}
@@ -82,8 +82,8 @@ def test_repetitions_share_schedules_that_do_not_depend_on_the_seed(
         for seed in range(3)
     ]
     traces = [Trace.untrained(run) for run in runs]
-    recorded = Mock(wraps=timing.record_each)
-    monkeypatch.setattr(timing, "record_each", recorded)
+    recorded = Mock(wraps=lock_step.record_each)
+    monkeypatch.setattr(lock_step, "record_each", recorded)
     together = time(runs, blobs, machine, traces)
     assert recorded.call_count == recordings
     assert len({outcome.train_s for outcome in together}) == 3
