@@ -73,6 +73,12 @@ class RunError(ScalebenchError):
     status = "failed"
 
 
+class TimeLimitError(RunError):
+    """Run that took longer than its time limit."""
+
+    status = "timeout"
+
+
 class DivergedError(RunError):
     """NaN or infinite training loss or weight; `everywhere` if every worker detects it at the same step."""
 

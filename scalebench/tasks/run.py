@@ -22,7 +22,7 @@ from torch import Tensor
 from scalebench.data.dataset import Dataset, open_dataset
 from scalebench.data.plan import BatchPlan
 from scalebench.data.shard import equal_batches
-from scalebench.errors import RunError, in_one_line
+from scalebench.errors import RunError, TimeLimitError, in_one_line
 from scalebench.strategies import registry
 from scalebench.strategies.base import Batch
 from scalebench.study.spec import Run, TaskOptions
@@ -41,10 +41,6 @@ from scalebench.virtual.shared import HostedState, Hosts
 _T = TypeVar("_T")
 _POLL_S = 0.2  # between two looks at the time limit
 _TICKETS = count()  # numbers of tasks, over all runs: a late result of an ended run is no other task's
-
-
-class _TimeLimitError(RunError):
-    status = "timeout"
 
 
 class TaskClock(WallClock):
@@ -173,7 +169,7 @@ class _Tasks(Scheduler):
             with suppress(queue.Empty):
                 ticket, result = self._ended.get(timeout=_POLL_S)
             if time.perf_counter() > self._deadline:
-                raise _TimeLimitError("the time limit was over while a task was under way")
+                raise TimeLimitError("the time limit was over while a task was under way")
         worker = self._of_ticket.pop(ticket)
         self._results[worker] = result
         self.wake(worker, time.perf_counter())

@@ -19,7 +19,7 @@ from scalebench.cluster.mesh import Mesh
 from scalebench.comm.base import ServerRule
 from scalebench.data.dataset import Dataset
 from scalebench.data.plan import BatchPlan
-from scalebench.errors import RunError, in_one_line
+from scalebench.errors import RunError, TimeLimitError, in_one_line
 from scalebench.pricing.charges import jitter_of
 from scalebench.pricing.machine import Machine
 from scalebench.pricing.price import NotLockStepError
@@ -87,10 +87,6 @@ def _judged(run: Run, play: Callable[[], Played]) -> Played:
         return play()
     except RunError as error:
         return Outcome(run.run_id, error.status, in_one_line(error)), {}
-
-
-class _TimeLimitError(RunError):
-    status = "timeout"
 
 
 class Simulation(Prepared):
@@ -214,7 +210,7 @@ class Simulation(Prepared):
 
     def _watch_time(self, epoch: int) -> None:
         if perf_counter() > self._deadline:
-            raise _TimeLimitError(f"the time limit of {self.run.time_limit_s:g} s was over in epoch {epoch + 1}")
+            raise TimeLimitError(f"the time limit of {self.run.time_limit_s:g} s was over in epoch {epoch + 1}")
 
     def _clock(self, rank: int) -> VirtualClock:
         charges = self.charges
