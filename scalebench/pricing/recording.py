@@ -138,8 +138,12 @@ class RecordingWorker:
         mesh: Mesh | None = None,
         input_shape: tuple[int, ...] = (),
         cut: TableCut | None = None,
+        shared: Callable[[Tensor, int], SharedState] | None = None,
+        server: Callable[[ServerRule], Server] | None = None,
     ) -> None:
+        """Begin a worker; `shared` and `server` open what the event engine hosts, if it plays the program."""
         self.run, self.plan, self.clock = run, plan, clock
+        self._open_shared, self._open_server = shared, server
         self._cut = cut  # of a layer table, which then stands for the layers of the model
         self._kept: tuple[Kept, ...] | None = None  # by each chunk for the backward pass, if a table says so
         self.mesh, self._input_shape = mesh or Mesh(comm.size), input_shape
@@ -239,12 +243,16 @@ class RecordingWorker:
         return None
 
     def share(self, initial: Tensor, host: int = 0) -> SharedState:
+        if self._open_shared is not None:
+            return self._open_shared(initial, host)
         shared = RecordingShared(self.comm, self.clock, initial, host)  # type: ignore[arg-type]
         if host == self._rank:
             self._hosted.append(shared.vector)
         return shared
 
     def server(self, rule: ServerRule) -> Server:
+        if self._open_server is not None:
+            return self._open_server(rule)
         return RecordingServer(self.comm, self.clock, self.parameters)  # type: ignore[arg-type]
 
     def steps_in(self, epoch: int) -> int:

@@ -12,13 +12,7 @@ from dataclasses import replace
 from time import perf_counter
 from typing import Any, TypeVar
 
-import torch
-from torch import Tensor
-
-from scalebench.cluster.mesh import Mesh
-from scalebench.comm.base import ServerRule
 from scalebench.data.dataset import Dataset
-from scalebench.data.plan import BatchPlan
 from scalebench.errors import RunError, TimeLimitError, in_one_line
 from scalebench.pricing.charges import jitter_of
 from scalebench.pricing.machine import Machine
@@ -38,7 +32,7 @@ from scalebench.virtual.communicator import VirtualCommunicator
 from scalebench.virtual.lock_step import Prepared, Trace, Weights
 from scalebench.virtual.recorded import RecordedReplica
 from scalebench.virtual.scheduler import Group, Scheduler
-from scalebench.virtual.shared import HostedState, Hosts, VirtualServer, VirtualShared
+from scalebench.virtual.shared import HostedState, Hosts
 
 _T = TypeVar("_T")
 _WORTH_RECORDING = 100  # steps, from which recording a gradient saves time
@@ -177,13 +171,9 @@ class Simulation(Prepared):
         for rank in range(self.run.workers):
             clock = self._clock(rank)
             comm = VirtualCommunicator(self.scheduler, self.group, rank, clock, self.costs, arithmetic=False)
-            workers.append(
-                ModelledWorker(
-                    *(self.run, self.plan, comm, clock, self.workers_per_node, model, self.mesh),
-                    self.dataset.input_shape,
-                    HostedState(self.hosts, comm),
-                )
-            )
+            hosts, node = HostedState(self.hosts, comm), self.workers_per_node
+            at = (self.run, self.plan, comm, clock, node, model, self.mesh, self.dataset.input_shape)
+            workers.append(RecordingWorker(*at, shared=hosts.shared, server=hosts.server))
         reports = self.scheduler.run({rank: self._training(worker) for rank, worker in enumerate(workers)})
         return self.outcome(self.run, reports, [], 0.0, trainable_numbers(model), **self._served()), {}
 
@@ -243,28 +233,3 @@ class Simulation(Prepared):
             return BatchedReplica
         steps = self.plan.steps(0) * self.run.epochs
         return RecordedReplica if self._records and steps >= _WORTH_RECORDING else Replica
-
-
-class ModelledWorker(RecordingWorker):
-    """Implements `strategies.base.Worker` on the event engine, without arithmetic."""
-
-    def __init__(
-        self,
-        run: Run,
-        plan: BatchPlan,
-        comm: VirtualCommunicator,
-        clock: VirtualClock,
-        workers_per_node: int,
-        model: torch.nn.Module,
-        mesh: Mesh,
-        input_shape: tuple[int, ...],
-        hosts: HostedState,
-    ) -> None:
-        super().__init__(run, plan, comm, clock, workers_per_node, model, mesh, input_shape)
-        self._hosts = hosts
-
-    def share(self, initial: Tensor, host: int = 0) -> VirtualShared:
-        return self._hosts.shared(initial, host)
-
-    def server(self, rule: ServerRule) -> VirtualServer:
-        return self._hosts.server(rule)
