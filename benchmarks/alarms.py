@@ -18,6 +18,7 @@ from benchmarks.coverage import Claim, table
 from benchmarks.noise import Array, Noise, Random
 from scalebench.analysis.rounds import CellRuns
 from scalebench.analysis.significance import holm, rank_sum_test, signed_rank_test, time_trend, two_groups_p
+from scalebench.study.cell import Cell
 
 
 def drift_alarm(noise: Noise, n: int, studies: int, random: Random) -> float:
@@ -33,7 +34,7 @@ def drift_alarm(noise: Noise, n: int, studies: int, random: Random) -> float:
 
 def _cell(seconds: Array, order: NDArray[np.int64]) -> CellRuns:
     return CellRuns(
-        key={}, strategy="", label="", execution="native", engine="mpi", workers=1, batch_global=1, weak=False,
+        Cell("native", "mpi", "", 1), strategy="", weak=False, batch_policy="per_worker",
         metric_name="", seconds=dict(enumerate(seconds.tolist())), order=dict(enumerate(order.tolist())),
     )  # fmt: skip
 

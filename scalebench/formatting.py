@@ -254,6 +254,14 @@ def counted(number: int, noun: str) -> str:
     return f"{number:,} {noun}{'' if number == 1 else 's'}"
 
 
+def listed(items: Iterable[object], most: int = 8) -> str:
+    """Join items as `a, b, c`, or `a, b and 7 more` if there are more than `most`."""
+    texts = [str(item) for item in items]
+    if len(texts) <= most:
+        return ", ".join(texts)
+    return f"{', '.join(texts[: most - 1])} and {len(texts) - most + 1} more"
+
+
 def roughly(seconds: float) -> str:
     """Return a duration in a suitable unit, at least `1 s` and within a quarter of what it is."""
     if seconds < 120:

@@ -9,10 +9,11 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from scalebench.records.progress import Planned, group_of, keep_planned
+from scalebench.records.progress import Planned, keep_planned
 from scalebench.records.provenance import name_of
 from scalebench.records.schema import EpochRow, RunRow
 from scalebench.records.store import Store
+from scalebench.study.cell import group_of
 from tests.records_factory import in_proportion, keep_study, study_rows
 
 HOST, PACKAGES = "cafe", "beef"

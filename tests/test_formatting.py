@@ -9,7 +9,9 @@ from hypothesis import strategies as st
 from scalebench.formatting import (
     BETWEEN_MEANS,
     ROUGH_MEANS,
+    counted,
     digits_with_interval,
+    listed,
     natural,
     percent_with_interval,
     roughly,
@@ -87,3 +89,9 @@ def test_numbers_in_names_sort_as_numbers():
 @given(st.lists(st.text()))
 def test_natural_key_sorts_any_texts(texts):
     assert sorted(sorted(texts, key=natural)) == sorted(texts)
+
+
+def test_listed_counts_further_items():
+    assert listed(range(8)) == "0, 1, 2, 3, 4, 5, 6, 7"
+    assert listed(range(10)) == "0, 1, 2, 3, 4, 5, 6 and 3 more"
+    assert (counted(1, "run"), counted(1200, "run")) == ("1 run", "1,200 runs")

@@ -67,7 +67,7 @@ def bootstrap_cells(results: Results, *, resamples: int = RESAMPLES, seed: int =
         enough = n >= BOOTSTRAP_FROM
         found = bootstrap_interval(seconds, resamples=resamples, seed=seed) if enough else NO_INTERVAL
         why = {"interval": BOOTSTRAP if enough else "", "note": "" if enough else f"offered from {BOOTSTRAP_FROM}"}
-        rows.append(cell.key | {"n": n} | found.named("trimmed_s", "low_s", "high_s") | why)
+        rows.append(cell.at._asdict() | {"n": n} | found.named("trimmed_s", "low_s", "high_s") | why)
     return pd.DataFrame(rows)
 
 

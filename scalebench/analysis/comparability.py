@@ -6,18 +6,18 @@ to be equal, or to be overridden by name.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeAlias
 
 import pandas as pd
 
 from scalebench.analysis.environment import calibration_of, changed_packages, provenance_in
-from scalebench.analysis.grouping import PLACE
-from scalebench.analysis.loading import CONDITION, Results, clusters_of
+from scalebench.analysis.loading import CONDITION, Results, cells_in, clusters_of
 from scalebench.analysis.rounds import MEASURED, timed
 from scalebench.errors import ResultsError, UsageError, nearest
 from scalebench.formatting import counted
+from scalebench.study.cell import Cell
 from scalebench.study.heterogeneity import VirtualOptions
 from scalebench.study.load import load_study
 from scalebench.study.spec import SIMULATED
@@ -33,6 +33,9 @@ _NAMED = 6  # packages listed by name; the others are counted
 KEYS = (*_SHARED, *_OF_A_CELL, *_PLACED, *_STUDY, *_SIMULATED, _WHOLE, "machine", "cluster", "calibration")
 
 
+Pairs: TypeAlias = Collection[tuple[Cell, Cell]]  # compared cells of both studies
+
+
 @dataclass(frozen=True)
 class Difference:
     """A key in which two studies differ."""
@@ -45,17 +48,18 @@ class Difference:
         return f"{self.key} is {self.a} and {self.b}"
 
 
-def differing(a: Results, b: Results, cells: pd.DataFrame) -> list[Difference]:
-    """Keys in which `a` and `b` differ, for the compared cells (rows of `PLACE`)."""
-    runs = [timed(results).merge(cells[PLACE].drop_duplicates(), on=PLACE) for results in (a, b)]
-    found = list(dict.fromkeys([*_columns(*runs), *_of_cells(*runs), *_study(a, b, set(cells["execution"]))]))
-    if not set(SIMULATED).isdisjoint(cells["execution"]):
+def differing(a: Results, b: Results, pairs: Pairs) -> list[Difference]:
+    """Keys in which `a` and `b` differ, for the compared cells."""
+    runs = [_runs_of(results, cells) for results, cells in zip((a, b), zip(*pairs, strict=True), strict=True)]
+    executions = {cell.execution for cell, _ in pairs}
+    found = list(dict.fromkeys([*_columns(*runs), *_of_cells(runs, pairs), *_study(a, b, executions)]))
+    if not executions.isdisjoint(SIMULATED):
         found += _difference("calibration", *({calibration_of(results)} for results in (a, b)))
     return found
 
 
-def refuse_unless_equal(a: Results, b: Results, cells: pd.DataFrame, ignore: Collection[str] = ()) -> list[Difference]:
-    """Return the differences of the studies if `ignore` overrides all of them.
+def refuse_unless_equal(a: Results, b: Results, pairs: Pairs, ignore: Collection[str] = ()) -> list[Difference]:
+    """Return the differences of the studies, in cells of `a` and `b`, if `ignore` overrides all of them.
 
     Raises:
         UsageError: a name in `ignore` is not a key.
@@ -65,7 +69,7 @@ def refuse_unless_equal(a: Results, b: Results, cells: pd.DataFrame, ignore: Col
     for key in ignore:
         if key not in KEYS:
             raise UsageError(f"--ignore {key}: no such key; {nearest(key, KEYS)}")
-    found = differing(a, b, cells)
+    found = differing(a, b, pairs)
     refused = [difference for difference in found if difference.key not in ignore]
     if refused:
         flags = " ".join(f"--ignore {key}" for key in dict.fromkeys(difference.key for difference in refused))
@@ -113,19 +117,32 @@ def _columns(a: pd.DataFrame, b: pd.DataFrame) -> Iterator[Difference]:
             yield from _difference("machine", *(_values(runs, "host_hash") for runs in own))
 
 
-def _of_cells(a: pd.DataFrame, b: pd.DataFrame) -> Iterator[Difference]:
+def _runs_of(results: Results, cells: Collection[Cell]) -> pd.DataFrame:
+    """Runs of these cells whose times count."""
+    runs = timed(results)
+    return runs[[cell in cells for cell in cells_in(runs)]]
+
+
+def _of_cells(runs: Sequence[pd.DataFrame], pairs: Pairs) -> Iterator[Difference]:
     """Differing keys of cells, each with the first cell that differs."""
-    for columns, of in ((_OF_A_CELL, None), (_PLACED, MEASURED)):
-        own = [runs if of is None else runs[runs["execution"].isin(of)] for runs in (a, b)]
-        groups = [runs.groupby(PLACE) for runs in own]
-        for column in columns:
-            values = [{cell: frozenset(group[column].dropna()) for cell, group in each} for each in groups]
-            for cell in values[0]:  # in order, for a deterministic message
-                if cell in values[1] and values[0][cell] != values[1][cell]:
-                    where = f" ({cell[2]}, {counted(int(str(cell[3])), 'worker')})"
-                    texts = [_text({str(value) for value in each[cell]}) for each in values]
-                    yield Difference(column, texts[0], texts[1] + where)
-                    break
+    for column in (*_OF_A_CELL, *_PLACED):
+        values = [_by_cell(own, column) for own in runs]
+        for cell, other in sorted(pairs, key=lambda pair: pair[0].sort_key):
+            if column in _PLACED and cell.execution not in MEASURED:
+                continue
+            of_a, of_b = values[0][cell], values[1][other]
+            if of_a != of_b:
+                where = f" ({cell.label}, {counted(cell.workers, 'worker')})"
+                yield Difference(column, _text(of_a), _text(of_b) + where)
+                break
+
+
+def _by_cell(runs: pd.DataFrame, column: str) -> dict[Cell, set[str]]:
+    """Known values of `column`, as text, in each cell."""
+    found: dict[Cell, set[str]] = {}
+    for cell, value, known in zip(cells_in(runs), runs[column], runs[column].notna(), strict=True):
+        found.setdefault(cell, set()).update([str(value)] if known else [])
+    return found
 
 
 def _study(a: Results, b: Results, executions: set[str]) -> Iterator[Difference]:

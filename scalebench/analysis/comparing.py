@@ -16,17 +16,17 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import NamedTuple, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 import pandas as pd
 
-from scalebench.analysis.grouping import EXECUTIONS, strategy_rank
 from scalebench.analysis.intervals import NO_INTERVAL, time_interval
-from scalebench.analysis.loading import CELL, Results, cached
+from scalebench.analysis.loading import Results, cached, table_by_cell
 from scalebench.analysis.pairing import NO_BASELINE, NO_RATIO, CellComparison, Comparer, Ratio
 from scalebench.analysis.rounds import CellRuns, runs_by_cell
 from scalebench.analysis.significance import ALPHA
 from scalebench.errors import UsageError, nearest
+from scalebench.study.cell import CELL
 from scalebench.study.choices import LIBRARY_BASELINES, PER_BATCH
 
 NO_RUN = "no completed run of"
@@ -87,13 +87,12 @@ def ratios(results: Results) -> pd.DataFrame:
     median of the pairs' ratios, with an interval from six pairs. Where a baseline is missing, oversubscribed or
     disturbed the numbers are empty and `note` gives the reason.
     """
-    table, comparer = sorted(runs_by_cell(results), key=_rank), Comparer(results)
+    table, comparer = sorted(runs_by_cell(results), key=lambda runs: runs.at.sort_key), Comparer(results)
     index: Index = {}
     for cell in table:
         index.setdefault((cell.execution, cell.strategy, cell.workers), []).append(cell)
     rows = [row for cell in table for row in _compare(index, cell, comparer)]
-    # As in `cells`, also where no batch is known: the two are joined by these.
-    return pd.DataFrame(rows, columns=COLUMNS).astype(dict.fromkeys(("batch_per_worker", "batch_global"), "Int64"))
+    return table_by_cell(rows, COLUMNS)
 
 
 def differences(results: Results, a: str, b: str, *, alpha: float = ALPHA) -> pd.DataFrame:
@@ -108,7 +107,7 @@ def differences(results: Results, a: str, b: str, *, alpha: float = ALPHA) -> pd
     Raises:
         UsageError: `a` or `b` has no completed run.
     """
-    rows = [_difference(one, alpha) for one in compared_strategies(results, a, b, alpha)]
+    rows = [difference(one, alpha) for one in compared_strategies(results, a, b, alpha)]
     return pd.DataFrame(rows, columns=DIFFERENCES)
 
 
@@ -117,10 +116,15 @@ def against(results: Results, baseline: str = "allreduce", *, alpha: float = ALP
 
     The worker counts of each strategy are a family of their own.
     """
+    found = compared_with(results, baseline, alpha)
+    return pd.DataFrame([difference(one, alpha) for one in found], columns=DIFFERENCES)
+
+
+def compared_with(results: Results, baseline: str, alpha: float = ALPHA) -> list[CellComparison]:
+    """Comparisons of every other strategy with `baseline`; none if that did not run."""
     labels = list(dict.fromkeys(cell.label for cell in runs_by_cell(results)))
     others = [label for label in labels if label != baseline] if baseline in labels else []
-    found = [one for label in others for one in compared_strategies(results, label, baseline, alpha)]
-    return pd.DataFrame([_difference(one, alpha) for one in found], columns=DIFFERENCES)
+    return [one for label in others for one in compared_strategies(results, label, baseline, alpha)]
 
 
 def compared_strategies(results: Results, a: str, b: str, alpha: float = ALPHA) -> list[CellComparison]:
@@ -141,7 +145,7 @@ def compared_strategies(results: Results, a: str, b: str, alpha: float = ALPHA) 
                 (x, y)
                 for x in cells_a
                 for y in cells_b
-                if (x.workers, x.batch_global) == (y.workers, y.batch_global)  # else another problem
+                if (x.workers, x.at.batch_global) == (y.workers, y.at.batch_global)  # else another problem
             ]
             pairs.sort(key=lambda pair: pair[0].workers)
             found += comparer.family(pairs, alpha)
@@ -162,11 +166,12 @@ def _labelled(results: Results, label: str) -> list[CellRuns]:
 def _by_engine(cells: list[CellRuns]) -> dict[tuple[str, str], list[CellRuns]]:
     groups: dict[tuple[str, str], list[CellRuns]] = {}
     for cell in cells:
-        groups.setdefault((cell.execution, cell.engine), []).append(cell)
+        groups.setdefault((cell.execution, cell.at.engine), []).append(cell)
     return groups
 
 
-def _difference(one: CellComparison, alpha: float) -> dict[str, object]:
+def difference(one: CellComparison, alpha: float = ALPHA) -> dict[str, Any]:
+    """Return the row of a comparison under DIFFERENCES."""
     a, b, ratio = one.top, one.bottom, one.ratio
     return one.columns("a", "b") | {
         "oversubscribed": a.oversubscribed or b.oversubscribed,
@@ -179,20 +184,13 @@ def _difference(one: CellComparison, alpha: float) -> dict[str, object]:
     }
 
 
-def _rank(cell: CellRuns) -> tuple[object, ...]:
-    """Sort key of the table `cells`."""
-    batch = cell.key["batch_per_worker"]
-    known = 0 if pd.isna(batch) else batch  # type: ignore[call-overload]
-    return EXECUTIONS.index(cell.execution), strategy_rank(cell.label), cell.engine, cell.workers, known
-
-
 def _compare(index: Index, cell: CellRuns, comparer: Comparer) -> list[dict[str, object]]:
     serial = find_baseline(index, "serial", None, cell)
     ratio = _ratio(serial, cell, comparer)
     rows = [_row(cell, "serial", serial, ratio) | _scaling(cell, ratio)]
     if cell.strategy == "serial":
         return rows
-    allreduce = find_baseline(index, "allreduce", cell.engine, cell)
+    allreduce = find_baseline(index, "allreduce", cell.at.engine, cell)
     if cell.strategy not in PER_BATCH:
         rows.append(_row(cell, "allreduce", allreduce, _ratio(allreduce, cell, comparer)))
     if cell.strategy not in LIBRARY_BASELINES:
@@ -207,27 +205,29 @@ def find_baseline(index: Index, name: str, engine: str | None, cell: CellRuns) -
     workers = 1 if name == "serial" else cell.workers
     found = index.get((cell.execution, name, workers), [])
     on = f" on engine {engine}" if engine else ""
-    where = f"{on} at {workers} worker{'s' if workers > 1 else ''} ({cell.key['execution']})"
+    where = f"{on} at {workers} worker{'s' if workers > 1 else ''} ({cell.execution})"
     if engine is not None:
-        found = [base for base in found if base.engine == engine]
+        found = [base for base in found if base.at.engine == engine]
     if name != "serial" or (cell.parts > 1 and not cell.weak):  # with another global batch it would be another problem
-        of_batch = [base for base in found if base.batch_global == cell.batch_global]
+        of_batch = [base for base in found if base.at.batch_global == cell.at.batch_global]
         if name == "serial" and found and not of_batch:
             return Baseline(None, "", workers, _of_another_batch(found, cell))
         found = of_batch
     plain = [base for base in found if base.label == name]
     found = plain or found  # with options it is a variant, and a baseline only where the plain one did not run
+    if len(found) > 1:  # serial, at several batches
+        found = [base for base in found if base.batch == cell.batch] or found
     if len(found) != 1:
         fault = f"{len(found)} candidates for the baseline" if found else NO_RUN
         return Baseline(None, engine or "", workers, f"{fault} {name}{where}")
     (base,) = found
     if base.unfit:
-        return Baseline(None, base.engine, workers, f"{name}{where} is {base.unfit} {NO_BASELINE}")
-    return Baseline(base, base.engine, workers, "")
+        return Baseline(None, base.at.engine, workers, f"{name}{where} is {base.unfit} {NO_BASELINE}")
+    return Baseline(base, base.at.engine, workers, "")
 
 
 def _of_another_batch(found: Sequence[CellRuns], cell: CellRuns) -> str:
-    batches = "/".join(sorted({str(base.batch_global) for base in found}))
+    batches = "/".join(sorted({str(base.at.batch_global) for base in found}))
     return (
         f"no speedup of {cell.label}, whose replicas have several workers: serial ran at a global batch of {batches}; "
         "state batch_global, which all worker counts then share"
@@ -242,7 +242,7 @@ def _row(cell: CellRuns, name: str, base: Baseline, ratio: Ratio) -> dict[str, o
     note = base.fault or ("" if ratio.mean.n else f"{name} shares no repetition with it")
     baseline, train = time_interval(ratio.top_s).centre, time_interval(ratio.bottom_s).centre
     return {
-        **cell.key,
+        **cell.at._asdict(),
         "strategy": cell.strategy,
         "oversubscribed": cell.oversubscribed,
         "disturbed": cell.disturbed,

@@ -133,9 +133,9 @@ def _fitted_once(results: Results) -> list[SeriesLaw]:
 def _fitted(results: Results, draws: int) -> list[SeriesLaw]:
     series: dict[tuple[str, str, str], list[tuple[int, float]]] = {}
     for cell in runs_by_cell(results):
-        if reached_by_all(cell) and cell.batch_global:
-            rows = [(cell.batch_global, epochs) for epochs in cell.epochs_to_target.values() if epochs > 0]
-            series.setdefault((cell.execution, cell.engine, cell.label), []).extend(rows)
+        if reached_by_all(cell) and cell.at.batch_global:
+            rows = [(cell.at.batch_global, epochs) for epochs in cell.epochs_to_target.values() if epochs > 0]
+            series.setdefault(cell.at.series, []).extend(rows)
     found = []
     for key, rows in series.items():
         batches, epochs = [batch for batch, _ in rows], [epochs for _, epochs in rows]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
 from functools import partial
 
 import numpy as np
@@ -25,21 +24,17 @@ from scalebench.analysis.intervals import (
     median_interval,
     t_quantile,
 )
-from scalebench.analysis.loading import CELL as CELL
-from scalebench.analysis.loading import Results, cached, is_representative
+from scalebench.analysis.loading import Results, cached, cells_in, is_representative
 from scalebench.analysis.native_check import error_name, error_of_times
 from scalebench.analysis.rounds import MEASURED, trained
 from scalebench.analysis.rounds import timed as timed
 from scalebench.analysis.time_to_target import times_to_target
-from scalebench.formatting import is_interval, natural
-from scalebench.records.progress import group_of
+from scalebench.formatting import is_interval
+from scalebench.study.cell import CELL
 from scalebench.study.choices import PER_BATCH
 from scalebench.study.spec import SIMULATED
 from scalebench.system.background_load import SHARE
 
-EXECUTIONS = ["native", "paced", "virtual", "modelled"]
-PLACE = ["execution", "engine", "label", "workers"]
-_SHOWN = 4  # groups of cells in one place
 SPLIT = ["compute_s", "comm_s", "wait_s", "data_s", "other_s"]
 COST = ["cost_core_hours", "cost_gpu_hours", "energy_j"]
 _TARGET = ["target_metric", "n_aimed", "n_reached", "time_to_target_s", "target_low_s", "target_high_s"]
@@ -109,14 +104,9 @@ def cells(results: Results) -> pd.DataFrame:
 
 
 def _in_order(table: pd.DataFrame) -> pd.DataFrame:
-    if table.empty:
-        return table
-    labels = sorted(table["label"].unique(), key=strategy_rank)
-    order = table.assign(
-        _execution=table["execution"].map(EXECUTIONS.index), _strategy=table["label"].map(labels.index)
-    )
-    keys = ["_execution", "_strategy", "engine", "workers", "batch_per_worker"]
-    return order.sort_values(keys, kind="stable").drop(columns=keys[:2]).reset_index(drop=True)
+    found = cells_in(table)
+    order = sorted(range(len(found)), key=lambda row: found[row].sort_key)
+    return table.iloc[order].reset_index(drop=True)
 
 
 def chosen_strategies(results: Results) -> set[str]:
@@ -127,35 +117,6 @@ def chosen_strategies(results: Results) -> set[str]:
     return {str(name) for item in named for name in (item if isinstance(item, dict) else [item])}
 
 
-def strategy_rank(label: str) -> tuple[int, tuple[tuple[str, float], ...]]:
-    """Sort key of labels: baselines first, then the other strategies by name and number."""
-    return (PER_BATCH.index(label) if label in PER_BATCH else len(PER_BATCH), natural(label))
-
-
-def place(runs: pd.DataFrame) -> str:
-    """Short text for the cells of `runs`: `ddp, horovod at 2, 4 workers (virtual); ddp at 2 workers (native gloo)`."""
-    at: dict[tuple[str, str], list[int]] = {}
-    cells = runs[PLACE].drop_duplicates()
-    for execution, engine, label, workers in cells.itertuples(index=False):
-        at.setdefault((group_of(execution, engine), label), []).append(int(workers))
-    together: dict[tuple[str, tuple[int, ...]], list[str]] = {}
-    for (kind, label), counts in at.items():
-        together.setdefault((kind, tuple(sorted(counts))), []).append(label)
-    for labels in together.values():
-        labels.sort(key=natural)
-    places = [f"{listed(labels)} at {_workers(counts)} ({kind})" for (kind, counts), labels in together.items()]
-    more = [f"and {len(places) - _SHOWN} more"] if len(places) > _SHOWN + 1 else []
-    return "; ".join(places[: _SHOWN if more else None] + more)
-
-
-def listed(items: Iterable[object], most: int = 8) -> str:
-    """Join items as `a, b, c`, or `a, b and 7 more` if there are more than `most`."""
-    texts = [str(item) for item in items]
-    if len(texts) <= most:
-        return ", ".join(texts)
-    return f"{', '.join(texts[: most - 1])} and {len(texts) - most + 1} more"
-
-
 DISTURBED_BY = f"other programs took more than {100 * SHARE:.0f} % of the cores"
 
 
@@ -164,10 +125,6 @@ def crowding(marked: pd.DataFrame) -> str:
     paced = marked["execution"].eq("paced") if "execution" in marked else pd.Series(False, marked.index)
     why = ["more workers than the machine can feed"] * (not paced.all())
     return " or ".join(why + ["steps slower than the stated pace"] * bool(paced.any()))
-
-
-def _workers(counts: tuple[int, ...]) -> str:
-    return f"{listed(counts)} worker{'' if counts == (1,) else 's'}"
 
 
 SHARES = ("exposed", "transfer", "waiting", "hidden")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property, lru_cache, wraps
 from pathlib import Path
@@ -19,15 +19,15 @@ from scalebench.records.attempts import latest_places
 from scalebench.records.folder import EPOCHS, RUNS, STUDY
 from scalebench.records.reading import TEXT, check_completed, read_table
 from scalebench.records.schema import EpochRow, RunRow, columns
+from scalebench.study.cell import CELL, Cell
 from scalebench.study.spec import SIMULATED
 from scalebench.study.validation import read_mapping
 from scalebench.system.background_load import SHARE
 
-CELL = ["execution", "engine", "label", "workers", "batch_per_worker", "batch_global"]
 PACE_OVERRUN_LIMIT = 0.01
 _OF_A_CHECKSUM = 12  # digits
 _SHOWN = 5  # names of runs in a note
-# Equal for all runs of a study. The batch may be reduced to a small shard, so it belongs to the cell.
+# Equal for all runs of a study; the batch belongs to the cell.
 CONDITION = [
     *("model", "model_sha256", "init_weights_sha256", "dtype", "dataset", "partition", "shuffle", "threads_per_worker"),
     *("scaling", "batch_policy", "lr", "lr_policy", "optimizer", "epochs"),
@@ -88,6 +88,18 @@ class Results:
     def failed(self) -> pd.DataFrame:
         """Runs with another status than completed."""
         return self.runs[self.runs["status"] != "completed"]
+
+
+def cells_in(table: pd.DataFrame) -> list[Cell]:
+    """Return the cell of each row of runs or cells, at any batch where `table` has no batches."""
+    known = [table[name].astype(object).where(table[name].notna(), None) for name in CELL if name in table]
+    return [Cell(*row) for row in zip(*known, strict=True)]
+
+
+def table_by_cell(rows: Sequence[dict[str, Any]], columns: Sequence[str]) -> pd.DataFrame:
+    """Return a table with a row for each cell; batches are of one type, also where none is known, to join tables by."""
+    table = pd.DataFrame(rows, columns=list(columns))
+    return table.astype(dict.fromkeys(("batch_per_worker", "batch_global"), "Int64"))
 
 
 def rows_where(table: pd.DataFrame, marked: pd.Series[bool]) -> pd.DataFrame:

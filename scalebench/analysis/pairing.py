@@ -109,7 +109,11 @@ class CellComparison:
         shared = self.top.metrics.keys() & self.bottom.metrics.keys()
         for cell, suffix in ((self.top, top), (self.bottom, bottom)):
             metrics = [cell.metrics[seed] for seed in sorted(shared) or cell.metrics]
-            row |= {f"engine_{suffix}": cell.engine, f"label_{suffix}": cell.label, f"n_{suffix}": len(cell.seconds)}
+            row |= {
+                f"engine_{suffix}": cell.at.engine,
+                f"label_{suffix}": cell.label,
+                f"n_{suffix}": len(cell.seconds),
+            }
             row[f"metric_{suffix}"] = mean_interval(metrics).centre
         return row | self.metric.named("metric_difference", "metric_low", "metric_high")
 

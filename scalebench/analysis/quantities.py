@@ -8,9 +8,8 @@ from typing import Any
 
 import pandas as pd
 
-from scalebench.analysis.comparing import against, ratios
-from scalebench.analysis.grouping import CELL, PLACE
-from scalebench.analysis.loading import Results
+from scalebench.analysis.comparing import compared_with, ratios
+from scalebench.analysis.loading import Results, table_by_cell
 from scalebench.analysis.target_ratios import target_ratios
 from scalebench.analysis.time_to_target import censor_mark
 from scalebench.analysis.verdicts import verdict_of_metric
@@ -22,7 +21,7 @@ from scalebench.formatting import (
     marks,
     metric_word,
 )
-from scalebench.records.progress import group_of
+from scalebench.study.cell import CELL, group_of
 from scalebench.study.choices import PER_BATCH
 from scalebench.tables.table import (
     COUNT,
@@ -153,13 +152,14 @@ def with_ratios(results: Results, shown: pd.DataFrame, names: Sequence[str]) -> 
             extra = scaling if of_time and name == "serial" else []
             shown = shown.merge(own[[*CELL, *kept, *extra]].rename(columns=kept), on=CELL, how="left")
     if "metric-vs-allreduce" in names:
-        shown = shown.merge(_verdicts(results), on=PLACE, how="left")
+        shown = shown.merge(_verdicts(results), on=CELL, how="left")
     return shown
 
 
 def _verdicts(results: Results) -> pd.DataFrame:
-    judged = against(results).rename(columns={"label_a": "label", "engine_a": "engine"})
-    bounds = zip(judged["metric_low"], judged["metric_high"], strict=True)
-    judged["metric_verdict"] = [verdict_of_metric(low, high) for low, high in bounds]
-    judged = judged[(judged["metric_n"] > 0) & ~judged["label"].isin(PER_BATCH)].drop_duplicates(PLACE)
-    return judged[[*PLACE, "metric_verdict"]]
+    rows = [
+        {**one.top.at._asdict(), "metric_verdict": verdict_of_metric(one.metric.low, one.metric.high)}
+        for one in compared_with(results, "allreduce")
+        if one.metric.n and one.top.label not in PER_BATCH
+    ]
+    return table_by_cell(rows, [*CELL, "metric_verdict"]).drop_duplicates(CELL)

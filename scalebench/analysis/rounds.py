@@ -17,13 +17,14 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
-from scalebench.analysis.loading import CELL, Results, cached, rows_where
+from scalebench.analysis.loading import Results, cached, cells_in, rows_where
+from scalebench.study.cell import CELL, Cell
 
 MEASURED = ("native", "paced")  # executions whose times are samples of a machine's times
 PAIRED_FROM, PAIRED_FROM_IF_TORN = 2, 3  # rounds; the latter where other common rounds are left out
 
-_NEEDED = [*CELL, "strategy", "scaling", "repetition", "run_order", "attempt", "started_utc", "train_s", "eval_s"]
-_NEEDED += ["oversubscribed", "disturbed", "seed", "metric_name", "final_metric", "epochs"]
+_NEEDED = [*CELL, "strategy", "scaling", "batch_policy", "repetition", "run_order", "attempt", "started_utc"]
+_NEEDED += ["train_s", "eval_s", "oversubscribed", "disturbed", "seed", "metric_name", "final_metric", "epochs"]
 _NEEDED += ["target_metric", "time_to_target_s", "epochs_to_target", "pipeline_parallel", "tensor_parallel"]
 
 
@@ -39,14 +40,10 @@ class CellRuns:
     that reached it. `parts` are the workers of a replica.
     """
 
-    key: dict[str, object]  # CELL -> value
+    at: Cell
     strategy: str
-    label: str
-    execution: str
-    engine: str
-    workers: int
-    batch_global: int | None
     weak: bool
+    batch_policy: str
     metric_name: str
     seconds: dict[int, float] = field(default_factory=dict)
     order: dict[int, int] = field(default_factory=dict)
@@ -62,6 +59,23 @@ class CellRuns:
     to_target: dict[int, float] = field(default_factory=dict)
     epochs_to_target: dict[int, float] = field(default_factory=dict)
     parts: int = 1
+
+    @property
+    def execution(self) -> str:
+        return self.at.execution
+
+    @property
+    def label(self) -> str:
+        return self.at.label
+
+    @property
+    def workers(self) -> int:
+        return self.at.workers
+
+    @property
+    def batch(self) -> int | None:
+        """The batch that does not depend on the worker count."""
+        return self.at.batch_per_worker if self.batch_policy == "per_worker" else self.at.batch_global
 
     @property
     def unfit(self) -> str:
@@ -120,14 +134,10 @@ def _cell_runs(runs: pd.DataFrame) -> CellRuns:
         return dict(compress(zip(rounds, runs[name].tolist(), strict=True), chosen))
 
     return CellRuns(
-        key={name: first[name] for name in CELL},
+        at=cells_in(runs[:1])[0],
         strategy=first["strategy"],
-        label=first["label"],
-        execution=first["execution"],
-        engine=first["engine"],
-        workers=int(first["workers"]),
-        batch_global=None if pd.isna(first["batch_global"]) else int(first["batch_global"]),
         weak=first["scaling"] == "weak",
+        batch_policy=first["batch_policy"],
         metric_name="" if pd.isna(first["metric_name"]) else first["metric_name"],
         seconds=by_round("train_s"),
         order=by_round("order"),

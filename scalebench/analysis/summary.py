@@ -8,9 +8,9 @@ from dataclasses import replace
 import pandas as pd
 
 from scalebench.analysis.comparing import NO_RUN, ratios
-from scalebench.analysis.grouping import DISTURBED_BY, cells, chosen_strategies, crowding, place
+from scalebench.analysis.grouping import DISTURBED_BY, cells, chosen_strategies, crowding
 from scalebench.analysis.intervals import NOTHING_VARIES
-from scalebench.analysis.loading import Results
+from scalebench.analysis.loading import Results, cells_in
 from scalebench.analysis.methodology import Evidence, check
 from scalebench.analysis.methodology.quality import findings
 from scalebench.analysis.native_check import agreement, checked, virtual_error
@@ -20,7 +20,7 @@ from scalebench.analysis.rounds import timed, trained
 from scalebench.analysis.time_to_target import censor_mark
 from scalebench.analysis.tuning import tuning_in_words
 from scalebench.formatting import BETWEEN, DISTURBED, OVERSUBSCRIBED, counted, seconds, seconds_as_known
-from scalebench.records.progress import group_of
+from scalebench.study.cell import group_of, in_words
 from scalebench.study.choices import BASELINES
 from scalebench.study.spec import SIMULATED
 from scalebench.tables.table import METRIC_ALONE, Column, Table
@@ -135,4 +135,4 @@ def _missing_baselines(compared: pd.DataFrame, chosen: set[str]) -> list[str]:
     others = sorted({note for note in headline["note"].drop(lacking.index) if note and NO_BASELINE not in note})
     engine = lacking["baseline_engine"].where(lacking["baseline_engine"] != "", lacking["execution"])  # of serial: any
     places = lacking.assign(label=lacking["baseline"], workers=lacking["baseline_workers"], engine=engine)
-    return [f"{NO_RUN} {place(of_one)}" for _, of_one in places.groupby("baseline")] + others
+    return [f"{NO_RUN} {in_words(cells_in(of_one))}" for _, of_one in places.groupby("baseline")] + others

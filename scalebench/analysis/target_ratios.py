@@ -13,7 +13,7 @@ from dataclasses import replace
 import pandas as pd
 
 from scalebench.analysis.comparing import Baseline, Index, find_baseline
-from scalebench.analysis.loading import CELL, Results, cached
+from scalebench.analysis.loading import Results, cached, table_by_cell
 from scalebench.analysis.pairing import NO_RATIO, Comparer, Ratio
 from scalebench.analysis.rounds import MEASURED, CellRuns, runs_by_cell
 from scalebench.analysis.time_to_target import (
@@ -24,6 +24,7 @@ from scalebench.analysis.time_to_target import (
     time_to_target,
     until_target,
 )
+from scalebench.study.cell import CELL
 from scalebench.study.choices import PER_BATCH
 
 COLUMNS = [
@@ -47,10 +48,9 @@ def target_ratios(results: Results) -> pd.DataFrame:
     for cell in table:
         for name in PER_BATCH:
             if cell.strategy != name and not (name == "allreduce" and cell.strategy in PER_BATCH):  # as in `ratios`
-                engine = cell.engine if name == "allreduce" else None
+                engine = cell.at.engine if name == "allreduce" else None
                 rows.append(_row(cell, name, find_baseline(index, name, engine, cell), comparer))
-    found = pd.DataFrame(rows, columns=COLUMNS)
-    return found.astype(dict.fromkeys(("batch_per_worker", "batch_global"), "Int64"))
+    return table_by_cell(rows, COLUMNS)
 
 
 def _simulated(ratio: Ratio, base: CellRuns, cell: CellRuns, comparer: Comparer) -> Ratio:
@@ -83,7 +83,7 @@ def _row(cell: CellRuns, name: str, base: Baseline, comparer: Comparer) -> dict[
     if not ratio.mean.n and not note:
         saved[0] = 1 - own / other
     return {
-        **cell.key,
+        **cell.at._asdict(),
         "strategy": cell.strategy,
         "oversubscribed": cell.oversubscribed,
         "disturbed": cell.disturbed,

@@ -33,11 +33,12 @@ from scalebench.analysis.intervals import (
     of_draw,
     of_mean,
 )
-from scalebench.analysis.loading import CELL, Results, cached
+from scalebench.analysis.loading import Results, cached, table_by_cell
 from scalebench.analysis.native_check import error_name
 from scalebench.analysis.pairing import Comparer
 from scalebench.analysis.rounds import MEASURED, CellRuns, runs_by_cell
 from scalebench.formatting import is_interval
+from scalebench.study.cell import CELL
 
 SURVIVAL = "95 % confidence interval of the Kaplan-Meier median"
 OVER_SEEDS = ", and over seeds"
@@ -74,7 +75,7 @@ def times_to_target(results: Results) -> pd.DataFrame:
         )
         rows.append(
             {
-                **cell.key,
+                **cell.at._asdict(),
                 "strategy": cell.strategy,
                 "metric_name": cell.metric_name,
                 "target_metric": cell.target,
@@ -87,8 +88,7 @@ def times_to_target(results: Results) -> pd.DataFrame:
                 "epochs_to_target": epochs.centre,
             }
         )
-    table = pd.DataFrame(rows, columns=COLUMNS)
-    return table.astype(dict.fromkeys(("batch_per_worker", "batch_global"), "Int64"))
+    return table_by_cell(rows, COLUMNS)
 
 
 def reached_by_all(cell: CellRuns) -> bool:

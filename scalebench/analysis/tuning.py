@@ -14,9 +14,9 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from scalebench.analysis.grouping import strategy_rank
 from scalebench.analysis.loading import Results
 from scalebench.formatting import counted
+from scalebench.study.cell import strategy_rank
 from scalebench.study.tuning import is_range
 
 _CELL = ["label", "workers"]

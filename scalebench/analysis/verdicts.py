@@ -19,6 +19,7 @@ report, tables and `check`:
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Collection
 from dataclasses import dataclass, field
 from typing import Any, Literal, get_args
@@ -28,17 +29,16 @@ import pandas as pd
 
 from scalebench.analysis.comparability import Difference, changed, refuse_unless_equal
 from scalebench.analysis.comparing import compared_strategies
-from scalebench.analysis.grouping import EXECUTIONS, PLACE, place, strategy_rank
 from scalebench.analysis.intervals import Interval, median_time
-from scalebench.analysis.loading import Results
+from scalebench.analysis.loading import Results, cells_in
 from scalebench.analysis.native_check import VirtualError
 from scalebench.analysis.pairing import CellComparison, Comparer
 from scalebench.analysis.rounds import MEASURED, CellRuns, runs_by_cell, spread
 from scalebench.analysis.significance import ALPHA, enough_runs, repeat_option
 from scalebench.errors import UsageError, nearest
 from scalebench.strategies.registry import is_deterministic
+from scalebench.study.cell import Cell, in_words
 
-CellName = tuple[str, str, str, int]  # execution, engine, label, workers: the values of grouping.PLACE
 THRESHOLD, METRIC_MARGIN = 0.05, 0.01
 Verdict = Literal["regression", "improvement", "unchanged", "undecided", "not compared"]
 VERDICTS: tuple[Verdict, ...] = get_args(Verdict)
@@ -69,9 +69,9 @@ class Verdicts:
     threshold: float
     metric_margin: float
     table: pd.DataFrame
-    missing: list[CellName] = field(default_factory=list)
-    failed: list[CellName] = field(default_factory=list)
-    added: list[CellName] = field(default_factory=list)
+    missing: list[Cell] = field(default_factory=list)
+    failed: list[Cell] = field(default_factory=list)
+    added: list[Cell] = field(default_factory=list)
     changed: list[str] = field(default_factory=list)
     overridden: list[Difference] = field(default_factory=list)
     virtual_errors: tuple[VirtualError | None, ...] = (None, None)
@@ -120,31 +120,32 @@ def compare_studies(
         ResultsError: the studies differ in a key that they have to share and that `ignore` does not name.
     """
     first, second = (_chosen(results, strategies, execution) for results in (a, b))
-    common = [cell for cell in first if cell in second]
-    if not common:
+    pairs = _paired(first, second)
+    if not pairs:
         raise UsageError(
-            f"{a.folder} and {b.folder} have no cell in common: {place(_frame(first)) or 'none'} against "
-            f"{place(_frame(second)) or 'none'}; "
+            f"{a.folder} and {b.folder} have no cell in common: {in_words(first) or 'none'} against "
+            f"{in_words(second) or 'none'}; "
             "run the same strategies at the same worker counts, with the same execution"
         )
-    overridden = refuse_unless_equal(a, b, _frame(common), ignore)
+    overridden = refuse_unless_equal(a, b, pairs, ignore)
     comparer = Comparer(a, b)
     families: dict[tuple[str, str, str], list[tuple[CellRuns, CellRuns]]] = {}
-    for name in common:  # the worker counts of a strategy are tested together
-        families.setdefault(name[:3], []).append((second[name], first[name]))
-    compared = [one for pairs in families.values() for one in comparer.family(pairs)]
-    rows = [_row(one, comparer, threshold, metric_margin) for one in compared]
-    absent = [cell for cell in first if cell not in second]
-    tried = {tuple(cell) for cell in b.runs[PLACE].itertuples(index=False)}
+    for cell, other in pairs:  # the worker counts of a strategy are tested together
+        families.setdefault(cell.series, []).append((second[other], first[cell]))
+    compared = [one for family in families.values() for one in comparer.family(family)]
+    rows = [_row(one, comparer, threshold, metric_margin) for one in _ordered(compared)]
+    absent = [cell for cell in first if cell not in dict(pairs)]
+    tried = set(cells_in(b.runs))
+    tried |= {cell.at_any_batch for cell in tried} - {cell.at_any_batch for cell in second}  # of a batch that A lacks
     return Verdicts(
         str(a.folder),
         str(b.folder),
         threshold,
         metric_margin,
-        _ordered(rows),
-        missing=[cell for cell in absent if cell not in tried],
-        failed=[cell for cell in absent if cell in tried],
-        added=[cell for cell in second if cell not in first],
+        pd.DataFrame(rows, columns=COLUMNS),
+        missing=[cell for cell in absent if not {cell, cell.at_any_batch} & tried],
+        failed=[cell for cell in absent if {cell, cell.at_any_batch} & tried],
+        added=[cell for cell in second if cell not in {other for _, other in pairs}],
         changed=changed(a, b),
         overridden=overridden,
         virtual_errors=comparer.errors,
@@ -170,7 +171,7 @@ def compare_strategies(
     if labels[0] == labels[1]:
         raise UsageError(f"{labels[0]} differs in nothing from itself; name two strategies")
     found = compared_strategies(results, labels[1], labels[0])
-    found = [one for one in found if execution in (None, one.top.execution)]
+    found = _ordered([one for one in found if execution in (None, one.top.execution)])
     if not found:
         raise UsageError(f"{labels[0]} and {labels[1]} share no execution, worker count and global batch")
     comparer = Comparer(results)
@@ -180,29 +181,36 @@ def compare_strategies(
         labels[1],
         threshold,
         metric_margin,
-        _ordered(rows),
+        pd.DataFrame(rows, columns=COLUMNS),
         virtual_errors=comparer.errors,
         repeat=repeat_option(results, enough_runs(results)),
     )
 
 
-def _chosen(results: Results, strategies: Collection[str], execution: str | None) -> dict[CellName, CellRuns]:
-    """Cells of a study by name, of these strategies and this execution."""
+def _chosen(results: Results, strategies: Collection[str], execution: str | None) -> dict[Cell, CellRuns]:
+    """Cells of a study, of these strategies and this execution."""
     every = runs_by_cell(results)
     for name in strategies:
         known = {cell.label for cell in every} | {cell.strategy for cell in every}
         if name not in known:
             raise UsageError(f"{results.folder} has no completed run of strategy {name!r}; {nearest(name, known)}")
     return {
-        (cell.execution, cell.engine, cell.label, cell.workers): cell
+        cell.at: cell
         for cell in every
         if (not strategies or cell.label in strategies or cell.strategy in strategies)
         and execution in (None, cell.execution)
     }
 
 
-def _frame(cells: Collection[CellName]) -> pd.DataFrame:
-    return pd.DataFrame(list(cells), columns=PLACE)
+def _paired(first: Collection[Cell], second: Collection[Cell]) -> list[tuple[Cell, Cell]]:
+    """Pair the cells of two studies: those of equal batches, and those that are alone at their place in both.
+
+    The latter differ in their batch alone, which `refuse_unless_equal` names.
+    """
+    counts = [Counter(cell.at_any_batch for cell in cells) for cells in (first, second)]
+    alone = {cell.at_any_batch: cell for cell in second if all(own[cell.at_any_batch] == 1 for own in counts)}
+    others = {cell: cell if cell in second else alone.get(cell.at_any_batch) for cell in first}
+    return [(cell, other) for cell, other in others.items() if other]
 
 
 def _label(results: Results, name: str) -> str:
@@ -263,6 +271,6 @@ def _repeats(cell: CellRuns, comparer: Comparer) -> bool:
     return alike or cell.workers == 1 or is_deterministic(cell.strategy)
 
 
-def _ordered(rows: list[dict[str, Any]]) -> pd.DataFrame:
-    rank = [(EXECUTIONS.index(r["execution"]), strategy_rank(r["label_a"]), r["engine_a"], r["workers"]) for r in rows]
-    return pd.DataFrame([rows[n] for n in sorted(range(len(rows)), key=rank.__getitem__)], columns=COLUMNS)
+def _ordered(found: Collection[CellComparison]) -> list[CellComparison]:
+    """Comparisons in the order of the cells of A."""
+    return sorted(found, key=lambda one: one.bottom.at.sort_key)

@@ -30,7 +30,7 @@ from scalebench.report.comparison import as_text, comparisons
 from scalebench.report.origin import study_facts
 from scalebench.study.spec import slug
 from scalebench.study.validation import StrictModel, explain, read_mapping
-from scalebench.tables import Cell, Table
+from scalebench.tables import Entry, Table
 
 NO_LICENSE = "not stated by the authors; ask them before using the records further"
 _ORDER = ("strong-scaling", "weak-scaling", "time-reduction", "convergence", "breakdown", "agreement")
@@ -206,7 +206,7 @@ def _expected(table: Table) -> Table:
     """Select for each strategy and execution the row with the largest worker count and no mark."""
     names = [column.name for column in table.columns]
     strategy, workers, execution = map(names.index, ("strategy", "workers", "execution"))
-    largest: dict[tuple[str, str], Sequence[Cell]] = {}
+    largest: dict[tuple[str, str], Sequence[Entry]] = {}
     for row in table.rows:
         count = row[workers].number
         assert count is not None

@@ -26,9 +26,10 @@ from scalebench.records import builds
 from scalebench.records.folder import JOBS, STUDY, SUBMISSION, is_submitted
 from scalebench.records.lock import FILE as LOCK
 from scalebench.records.lock import folder_lock
-from scalebench.records.progress import Planned, group_of, keep_planned
+from scalebench.records.progress import Planned, keep_planned
 from scalebench.records.store import Store
 from scalebench.records.study_file import keep_study, require_same
+from scalebench.study.cell import group_of
 from scalebench.study.load import load_study, to_home
 from scalebench.study.validation import StrictModel, explain
 from scalebench.system.atomic_write import write_atomic

@@ -16,8 +16,6 @@ import pandas as pd
 from rich.text import Text
 
 from scalebench.analysis import Results, cells, ratios
-from scalebench.analysis.grouping import EXECUTIONS
-from scalebench.analysis.loading import CELL
 from scalebench.analysis.native_check import PREFERRED_ENGINES
 from scalebench.analysis.summary import summary_notes, time_and_epochs, title_of
 from scalebench.analysis.target_ratios import target_ratios
@@ -33,6 +31,7 @@ from scalebench.formatting import (
     reduction_bounds_alone,
     time_of_cell_alone,
 )
+from scalebench.study.cell import CELL, EXECUTIONS
 from scalebench.study.choices import BASELINES
 from scalebench.tables import Column, Table
 

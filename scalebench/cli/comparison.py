@@ -10,15 +10,15 @@ from typing import Any
 import pandas as pd
 from rich.text import Text
 
-from scalebench.analysis.grouping import PLACE, place
 from scalebench.analysis.intervals import NOTHING_VARIES
+from scalebench.analysis.loading import cells_in
 from scalebench.analysis.native_check import NATIVE_ERROR
 from scalebench.analysis.verdicts import METRIC_VERDICTS, VERDICTS, Verdicts
 from scalebench.formatting import (
     digits_as_known,
     tell_marks,
 )
-from scalebench.records.progress import group_of
+from scalebench.study.cell import group_of, in_words
 from scalebench.tables.table import COUNT, DIFFERENCE, RATIO, SHARE, TIME_ALONE, TWO_DIGITS, Column, Table, fields, text
 
 Row = Mapping[Any, Any]
@@ -97,7 +97,7 @@ def comparison_notes(found: Verdicts) -> list[str]:
         ("in B only", found.added),
     ):
         if cells:
-            notes.append(f"{what}: {place(pd.DataFrame(cells, columns=PLACE))}")
+            notes.append(f"{what}: {in_words(cells)}")
     racing = found.table[~found.table["metric_repeats"].astype(bool)]
     if len(racing) and not found.one_study:
         notes.append(f"metric varies from run to run, as workers merge when they arrive: {_place(racing)}")
@@ -126,7 +126,7 @@ def _virtual(found: Verdicts) -> str:
 
 
 def _place(rows: pd.DataFrame) -> str:
-    return place(rows.rename(columns={"engine_b": "engine", "label_b": "label"}))
+    return in_words(cells_in(rows.rename(columns={"engine_b": "engine", "label_b": "label"})))
 
 
 def comparison_facts(found: Verdicts) -> dict[str, Any]:
@@ -140,7 +140,7 @@ def comparison_facts(found: Verdicts) -> dict[str, Any]:
         "time": {verdict: found.count(verdict) for verdict in VERDICTS},
         "metric": {verdict: found.metrics(verdict) for verdict in METRIC_VERDICTS},
         **{
-            name: [dict(zip(PLACE, cell, strict=True)) for cell in cells]
+            name: [cell._asdict() for cell in cells]
             for name, cells in (("failed", found.failed), ("missing", found.missing), ("added", found.added))
         },
         "changed": found.changed,

@@ -9,7 +9,7 @@ import rich_click as click
 
 from scalebench.cli.formats import format_option, show_tables
 from scalebench.cli.options import completed_study, results_argument
-from scalebench.formatting import counted
+from scalebench.formatting import counted, listed
 from scalebench.tables import Column, Table
 
 if TYPE_CHECKING:
@@ -59,7 +59,6 @@ def symptom_table(title: str, found: Sequence[Symptom]) -> Table:
 
 def symptoms_on_screen(title: str, found: Sequence[Symptom]) -> Table:
     """The same with some of the runs, and with consequences and remedies in a line below for each kind of symptom."""
-    from scalebench.analysis.grouping import listed
 
     columns: list[Column[Symptom]] = [
         Column("what", lambda each: each.what, left=True, shared=True),

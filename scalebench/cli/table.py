@@ -13,7 +13,7 @@ import rich_click as click
 from scalebench.cli.options import FILE, completed_study, results_argument, selection_of, selection_options
 from scalebench.errors import UsageError, nearest, writing
 from scalebench.formatting import BETWEEN, BETWEEN_MEANS, DISTURBED, EMPTY, OVERSUBSCRIBED
-from scalebench.tables import FORMATS, Cell, Column, Table, render
+from scalebench.tables import FORMATS, Column, Entry, Table, render
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -147,7 +147,7 @@ def _short_names(table: Table) -> tuple[Table, str]:
     for name, own in zip(known, families, strict=True):
         if len(name) > LONG and name != own and families.count(own) == 1:
             short[name] = f"{own}(…)"
-    rows = [[Cell(short[str(row[0].text)]), *row[1:]] for row in table.rows]
+    rows = [[Entry(short[str(row[0].text)]), *row[1:]] for row in table.rows]
     longer = [f"{short[name]} is {name}" for name in known if short[name] != name]
     return replace(table, rows=rows), f" Names: {'; '.join(longer)}." if longer else ""
 

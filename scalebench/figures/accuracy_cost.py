@@ -12,7 +12,7 @@ from matplotlib import rcParams
 from matplotlib.lines import Line2D
 
 from scalebench.analysis import Results
-from scalebench.analysis.grouping import COSTS, EXECUTIONS, metric_by_cost
+from scalebench.analysis.grouping import COSTS, metric_by_cost
 from scalebench.analysis.loading import is_representative
 from scalebench.figures.base import FIGURES, EmptyFigureError, Figure
 from scalebench.figures.drawing.canvas import Canvas
@@ -20,6 +20,7 @@ from scalebench.figures.drawing.caption import over_seeds, with_interval
 from scalebench.figures.drawing.names import group_name, width
 from scalebench.figures.drawing.panel import Panel, share_y
 from scalebench.figures.drawing.styles import NEUTRAL, Look, name_series
+from scalebench.study.cell import EXECUTIONS
 
 _PANELS = ("time", "core-hours", "memory")
 _LABELS = {"time": "training time (s)", "core-hours": "core-hours", "memory": "peak memory of a worker (MiB)"}

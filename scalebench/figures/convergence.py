@@ -19,11 +19,12 @@ from scalebench.figures.drawing.caption import with_interval
 from scalebench.figures.drawing.names import group_name
 from scalebench.figures.drawing.panel import Panel, share_y
 from scalebench.formatting import counted, is_interval
+from scalebench.study.cell import PLACE
 
 _COLUMNS = 4
 _APART_PT = 0.8  # equal lines are seen side by side
 _X = {"epochs": "epochs", "time": "elapsed_s"}
-_KEY = ["execution", "engine", "label", "strategy", "workers"]
+_KEY = [*PLACE, "strategy"]
 
 
 @FIGURES.add

@@ -8,7 +8,6 @@ import pandas as pd
 from matplotlib.lines import Line2D
 
 from scalebench.analysis import Results, cells, ratios
-from scalebench.analysis.grouping import CELL
 from scalebench.figures.added import EXECUTION, with_added
 from scalebench.figures.base import FIGURES, EmptyFigureError, Figure
 from scalebench.figures.drawing.canvas import Canvas
@@ -16,6 +15,7 @@ from scalebench.figures.drawing.caption import over_seeds, with_interval
 from scalebench.figures.drawing.names import group_name
 from scalebench.figures.drawing.panel import Panel, metric_label
 from scalebench.figures.drawing.styles import Look
+from scalebench.study.cell import CELL
 
 _QUANTITIES = {
     "time": ("train_s", "low_s", "high_s"),

@@ -9,7 +9,7 @@ import pandas as pd
 from matplotlib.ticker import MaxNLocator
 
 from scalebench.analysis import Results
-from scalebench.analysis.grouping import costs_to_target, listed
+from scalebench.analysis.grouping import costs_to_target
 from scalebench.analysis.target_ratios import target_ratios
 from scalebench.figures.base import FIGURES, EmptyFigureError, Figure
 from scalebench.figures.drawing.canvas import Canvas
@@ -17,6 +17,7 @@ from scalebench.figures.drawing.names import group_name
 from scalebench.figures.drawing.panel import Panel, share_y
 from scalebench.figures.drawing.styles import Look, grouped, name_series
 from scalebench.figures.drawing.unreached import legend_of_unreached, mark_unreached, never, target_in_words, torn
+from scalebench.formatting import listed
 from scalebench.study.choices import BASELINES, PER_BATCH
 
 _QUANTITIES = {  # value and bounds in the table of costs, and the label of the axis

@@ -13,36 +13,12 @@ point with a failed run gets no further block until that run has been repeated.
 from __future__ import annotations
 
 import math
-from collections.abc import Container, Iterable, Mapping, Sequence
-from typing import NamedTuple
+from collections.abc import Container, Mapping, Sequence
 
 from scalebench.launch.sweep import Sweep
-from scalebench.records.progress import group_of
+from scalebench.study.cell import Cell, in_words
 from scalebench.study.choices import BASELINES
 from scalebench.study.spec import Run, Until
-
-
-class SweepPoint(NamedTuple):
-    """A point of the study: its runs differ in their repetition only."""
-
-    execution: str
-    engine: str
-    strategy: str
-    workers: int
-
-    @classmethod
-    def of(cls, run: Run) -> SweepPoint:
-        return cls(run.execution, run.engine, str(run.strategy), run.workers)
-
-
-def together(points: Iterable[SweepPoint]) -> str:
-    """All `points` in few words: `ddp at 2, 4 (virtual); ddp at 2 (native gloo)`."""
-    at: dict[tuple[str, str], list[int]] = {}
-    for point in points:
-        at.setdefault((point.strategy, group_of(point.execution, point.engine)), []).append(point.workers)
-    return "; ".join(
-        f"{strategy} at {', '.join(map(str, sorted(counts)))} ({group})" for (strategy, group), counts in at.items()
-    )
 
 
 class StoppingRule:
@@ -56,14 +32,14 @@ class StoppingRule:
         self, runs: Sequence[Run], further: Sequence[Run], until: Until | None, seconds: Mapping[str, float | None]
     ) -> None:
         self._runs, self._until = list(runs), until
-        self._blocks: dict[int, dict[SweepPoint, Run]] = {}
-        self._seconds: dict[SweepPoint, dict[int, float]] = {SweepPoint.of(run): {} for run in runs}  # by repetition
+        self._blocks: dict[int, dict[Cell, Run]] = {}
+        self._seconds: dict[Cell, dict[int, float]] = {Cell.of(run): {} for run in runs}  # by repetition
         self._ended: set[str] = set()
         for run in (*runs, *further):
             if run.run_id in seconds:
                 self.ended(run, seconds[run.run_id])
         for run in further:
-            self._blocks.setdefault(run.repetition, {})[SweepPoint.of(run)] = run
+            self._blocks.setdefault(run.repetition, {})[Cell.of(run)] = run
         self._baselines = {point: self._compared_with(point) for point in self._seconds}
 
     @classmethod
@@ -76,7 +52,7 @@ class StoppingRule:
         """Record the end of `run`, with its training time if it was completed."""
         self._ended.add(run.run_id)
         if seconds is not None and seconds > 0:
-            self._seconds[SweepPoint.of(run)][run.repetition] = seconds
+            self._seconds[Cell.of(run)][run.repetition] = seconds
 
     @property
     def grows(self) -> bool:
@@ -99,7 +75,7 @@ class StoppingRule:
         """The planned runs that have not ended."""
         return [run for run in self.planned() if run.run_id not in self._ended]
 
-    def wide(self) -> list[SweepPoint]:
+    def wide(self) -> list[Cell]:
         """The points whose interval is not known to be as narrow as asked."""
         until = self._until
         if until is None:
@@ -117,7 +93,7 @@ class StoppingRule:
             return []
         return [
             f"{len(wide)} point{'s are' if len(wide) > 1 else ' is'} still wider than "
-            f"{100 * self._until.ci_width:.3g} % of the time: {together(wide)}"
+            f"{100 * self._until.ci_width:.3g} % of the time: {in_words(wide)}"
         ]
 
     def most_to_come(self) -> int:
@@ -137,7 +113,7 @@ class StoppingRule:
             due.append([run for point, run in block.items() if point in members])
         return due
 
-    def _is_open(self, point: SweepPoint, runs: int) -> bool:
+    def _is_open(self, point: Cell, runs: int) -> bool:
         """Return True if the first `runs` runs of `point` are complete and their interval is wider than asked."""
         assert self._until is not None
         seconds = self._seconds[point]
@@ -145,11 +121,11 @@ class StoppingRule:
             return False
         return relative_width([seconds[repetition] for repetition in range(runs)], self._until) > self._until.ci_width
 
-    def _compared_with(self, point: SweepPoint) -> list[SweepPoint]:
+    def _compared_with(self, point: Cell) -> list[Cell]:
         def is_baseline(name: str, workers: int) -> bool:
             return name == "serial" or (name in BASELINES and workers == point.workers)
 
-        names = {SweepPoint.of(run): run.strategy.name for run in self._runs}
+        names = {Cell.of(run): run.strategy.name for run in self._runs}
         if names[point] == "serial":  # it is in every block; its baselines would return after a gap
             return []
         return [

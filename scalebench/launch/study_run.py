@@ -40,11 +40,12 @@ from scalebench.pricing.charges import carrier
 from scalebench.records.attempts import Attempts
 from scalebench.records.folder import CALIBRATION, EPOCHS, PLANNED, RUNS, STUDY, require_writable
 from scalebench.records.lock import FILE, LockedError, folder_lock, owner_of
-from scalebench.records.progress import Planned, group_of, keep_planned, lost_epochs
+from scalebench.records.progress import Planned, keep_planned, lost_epochs
 from scalebench.records.provenance import collect, in_job, redact
 from scalebench.records.rows import rows_of
 from scalebench.records.store import Store
 from scalebench.records.study_file import keep_study, replace_study, require_same
+from scalebench.study.cell import group_of
 from scalebench.study.spec import Run
 from scalebench.study.tuning import RESULTS_OF_A_TRIAL
 from scalebench.system import processors

@@ -18,7 +18,6 @@ import pandas as pd
 from markdown_it import MarkdownIt
 
 from scalebench.analysis import Results
-from scalebench.analysis.grouping import EXECUTIONS
 from scalebench.errors import ResultsError
 from scalebench.figures import PlotRequest, plot_folder
 from scalebench.figures.timeline import draw_timeline
@@ -31,6 +30,7 @@ from scalebench.papers.laws import WhatIf, read_what_ifs
 from scalebench.papers.plans import Plan, read_plans
 from scalebench.papers.published import read_published
 from scalebench.papers.side_by_side import Pair, draw, in_words, number, pair_up, with_interval
+from scalebench.study.cell import EXECUTIONS
 from scalebench.study.spec import slug
 from scalebench.system.atomic_write import open_own
 

@@ -16,6 +16,7 @@ from scalebench.formatting import counted
 from scalebench.records.attempts import Attempts
 from scalebench.records.folder import EPOCHS, PLANNED, RUNS
 from scalebench.records.table import to_text
+from scalebench.study.cell import group_of
 from scalebench.study.tuning import RESULTS_OF_A_TRIAL
 from scalebench.system.atomic_write import write_atomic
 from scalebench.system.bounded_read import read_text
@@ -32,7 +33,7 @@ class Planned:
 
     run_id: str
     config_hash: str
-    group: str  # of `group_of`
+    group: str  # of `study.cell.group_of`
     epochs: int = 0  # 0: unknown
 
 
@@ -43,11 +44,6 @@ def lost_epochs(run_ids: Collection[str]) -> str:
         f"{EPOCHS} lacks epochs of {counted(len(run_ids), 'completed run')} ({', '.join(named)}), as something else "
         "deleted or cut the file"
     )
-
-
-def group_of(execution: str, engine: str) -> str:
-    """Return the group of runs with about the same wall time."""
-    return execution if engine in ("virtual", execution) else f"{execution} {engine}"
 
 
 @dataclass(frozen=True)

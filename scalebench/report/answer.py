@@ -15,8 +15,8 @@ import pandas as pd
 
 from scalebench.analysis import Results, cells, differences, virtual_error
 from scalebench.analysis.environment import jitter_in_words
-from scalebench.analysis.grouping import listed
 from scalebench.analysis.intervals import NOTHING_VARIES
+from scalebench.analysis.loading import cells_in
 from scalebench.analysis.methodology import Evidence
 from scalebench.analysis.methodology.quality import few_runs
 from scalebench.analysis.methodology.timing import busy_machine, disturbed
@@ -25,6 +25,7 @@ from scalebench.analysis.verdicts import METRIC_MARGIN
 from scalebench.formatting import (
     counted,
     is_equal,
+    listed,
     metric_change,
     metric_word,
     percent,
@@ -291,11 +292,8 @@ def _parts_of_the_saving(one: Comparison, results: Results) -> Iterator[Sentence
     communication that no computing hides and w those of them spent waiting for others, means over the workers.
     """
     table = cells(results)
-    place = (table["execution"] == one.execution) & (table["engine"] == one.engine) & (table["workers"] == one.workers)
-    own, base = (table[place & (table["label"] == label)] for label in (one.label, one.baseline))
-    if own.empty or base.empty:
-        return
-    (a,), (b,) = own.to_dict("records"), base.to_dict("records")
+    rows = dict(zip(cells_in(table), table.to_dict("records"), strict=True))
+    a, b = (rows[cell] for cell in one.cells)
     waiting = (b["wait_s"] - a["wait_s"]) / b["train_s"]
     exchange = (b["comm_s"] - a["comm_s"]) / b["train_s"] - waiting
     parts = []

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
-from scalebench.analysis import Results, against
-from scalebench.analysis.grouping import EXECUTIONS
+from scalebench.analysis import Results
+from scalebench.analysis.comparing import compared_with, difference
 from scalebench.analysis.intervals import NOTHING_VARIES
 from scalebench.analysis.native_check import PREFERRED_ENGINES
+from scalebench.analysis.pairing import CellComparison
 from scalebench.analysis.verdicts import MetricVerdict, verdict_of_metric
+from scalebench.study.cell import EXECUTIONS, Cell
 from scalebench.study.choices import BASELINES, PER_BATCH
 
 ABOUT_EQUAL = 0.05  # the saving is negligible if its interval lies within +- this share
@@ -21,18 +23,7 @@ EXECUTIONS_IN_WORDS = {
     "virtual": "virtual time, real training",
     "modelled": "modelled",
 }
-_COLUMNS = {  # of `analysis.against`, where the names differ
-    "engine_a": "engine",
-    "label_a": "label",
-    "label_b": "baseline",
-    "a_s": "strategy_s",
-    "b_s": "baseline_s",
-    "metric_a": "metric",
-    "metric_b": "metric_baseline",
-    "metric_difference": "difference",
-    "metric_low": "difference_low",
-    "metric_high": "difference_high",
-}
+_AS_THERE = ("oversubscribed", "disturbed", "interval", "n", "test", "p_adjusted", "metric_name", "metric_n", "note")
 
 
 @dataclass(frozen=True)
@@ -43,6 +34,7 @@ class Comparison:
     = metric(strategy) - metric(baseline), over `metric_n` common seeds. Bounds are NaN where one value has none.
     """
 
+    cells: tuple[Cell, Cell]  # of the strategy and of the baseline
     execution: str
     engine: str
     workers: int
@@ -109,17 +101,33 @@ def comparisons(results: Results) -> list[Comparison]:
     if name is None:
         return []
     labels = sorted(label for label, strategy in strategy_of.items() if strategy == name)
-    table = against(results, name if name in labels else labels[0])
-    alike = table["engine_a"] == table["engine_b"]
-    table = (table[alike] if name == BASELINES[0] else table).rename(columns=_COLUMNS)
-    table = table.assign(
-        per_batch=table["label"].map(strategy_of).isin(PER_BATCH),
-        saved=1 - table["ratio"],
-        saved_low=1 - table["ratio_high"],
-        saved_high=1 - table["ratio_low"],
+    found = compared_with(results, name if name in labels else labels[0])
+    alike = [one for one in found if name != BASELINES[0] or one.top.at.engine == one.bottom.at.engine]
+    return [_comparison(one, one.top.strategy in PER_BATCH) for one in alike]
+
+
+def _comparison(one: CellComparison, per_batch: bool) -> Comparison:
+    row, cell = difference(one), one.top.at
+    return Comparison(
+        cells=(cell, one.bottom.at),
+        execution=cell.execution,
+        engine=cell.engine,
+        workers=cell.workers,
+        label=cell.label,
+        baseline=one.bottom.label,
+        per_batch=per_batch,
+        strategy_s=row["a_s"],
+        baseline_s=row["b_s"],
+        saved=1 - row["ratio"],
+        saved_low=1 - row["ratio_high"],
+        saved_high=1 - row["ratio_low"],
+        metric=row["metric_a"],
+        metric_baseline=row["metric_b"],
+        difference=row["metric_difference"],
+        difference_low=row["metric_low"],
+        difference_high=row["metric_high"],
+        **{name: row[name] for name in _AS_THERE},
     )
-    rows = table[[field.name for field in fields(Comparison)]].to_dict("records")
-    return [Comparison(**{str(name): value for name, value in row.items()}) for row in rows]
 
 
 def headline(found: Sequence[Comparison]) -> Comparison:

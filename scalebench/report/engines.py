@@ -5,10 +5,10 @@ from __future__ import annotations
 import pandas as pd
 
 from scalebench.analysis import Results, cells
-from scalebench.analysis.grouping import EXECUTIONS, listed
 from scalebench.analysis.loading import is_representative
 from scalebench.analysis.rounds import MEASURED
-from scalebench.formatting import counted, seconds
+from scalebench.formatting import counted, listed, seconds
+from scalebench.study.cell import EXECUTIONS
 from scalebench.study.choices import LIBRARY_BASELINES
 
 _CYCLE_S = 1e-3  # of Horovod's thread, unless the option cycle_time_ms sets another

@@ -13,12 +13,12 @@ import pandas as pd
 
 from scalebench.analysis import Results
 from scalebench.analysis.environment import stated_in_words
-from scalebench.analysis.grouping import EXECUTIONS, strategy_rank
 from scalebench.analysis.tuning import optimizer_in_words, tuning_in_words
 from scalebench.figures.drawing.caption import describe_machines
 from scalebench.formatting import counted, metric_word
 from scalebench.records.provenance import redact
 from scalebench.report.comparison import EXECUTIONS_IN_WORDS
+from scalebench.study.cell import EXECUTIONS, strategy_rank
 
 RECORDS = ("runs.csv", "epochs.csv", "study.yaml", "calibration.json")
 _LISTS = ("nodes", "packages", "environment")  # facts that are shown folded

@@ -9,7 +9,6 @@ from functools import partial
 from operator import itemgetter
 
 from scalebench.analysis import Results, agreement, cells, ratios
-from scalebench.analysis.grouping import EXECUTIONS, strategy_rank
 from scalebench.analysis.laws import EFFICIENCY, Advice, Scaling, scaling_laws
 from scalebench.analysis.laws.render import LAWS, count_text, law_rows, title
 from scalebench.analysis.quantities import (
@@ -26,8 +25,9 @@ from scalebench.analysis.tuning import metric_of, tuned_cells, tuning_in_words
 from scalebench.analysis.verdicts import METRIC_MARGIN
 from scalebench.formatting import EMPTY
 from scalebench.report.comparison import Comparison
+from scalebench.study.cell import PLACE, Cell
 from scalebench.study.choices import BASELINES, LIBRARY_BASELINES
-from scalebench.tables import Cell, Column, Measured, Table
+from scalebench.tables import Column, Entry, Measured, Table
 from scalebench.tables.table import (
     CHANGE,
     COUNT,
@@ -117,9 +117,9 @@ def _target(results: Results) -> Table:
     )
 
 
-def _of(part: str, whole: str, row: Row) -> Cell:
+def _of(part: str, whole: str, row: Row) -> Entry:
     """Return `3 of 5`."""
-    return Cell(f"{row[part]:.0f} of {row[whole]:.0f}", Measured(row[part]))
+    return Entry(f"{row[part]:.0f} of {row[whole]:.0f}", Measured(row[part]))
 
 
 def _tuning(results: Results) -> Table:
@@ -210,10 +210,10 @@ def _law(one: Scaling, advice: Advice) -> Row:
         "engine": series.engine,
         "oversubscribed": False,
         "disturbed": False,
-        **{name: Cell(texts[name], Measured(value)) for name, value in numbers.items()},
+        **{name: Entry(texts[name], Measured(value)) for name, value in numbers.items()},
         "law": f"{best.fit.law.name}: {best.fit.law.formula}",
-        "knee": Cell(count_text(advice.knee), Measured(advice.knee.workers)),
-        "worth": Cell(count_text(advice.worth), Measured(advice.worth.workers)),
+        "knee": Entry(count_text(advice.knee), Measured(advice.knee.workers)),
+        "worth": Entry(count_text(advice.worth), Measured(advice.worth.workers)),
         "parameters": texts["parameters"],
     }
 
@@ -254,8 +254,8 @@ def _agreement(results: Results) -> Table:
     )
 
 
-def _both(row: Row) -> Cell:
-    return Cell(f"{row['n_native']}, {row['n_virtual']}", Measured(row["n_native"]))
+def _both(row: Row) -> Entry:
+    return Entry(f"{row['n_native']}, {row['n_virtual']}", Measured(row["n_native"]))
 
 
 def _failed(results: Results) -> Table:
@@ -278,4 +278,4 @@ def _failed(results: Results) -> Table:
 
 def _place_order(row: Row) -> tuple[object, ...]:
     """Return the sort key of a row, in the order of `cells`."""
-    return EXECUTIONS.index(row["execution"]), strategy_rank(row["label"]), row["engine"], row["workers"]
+    return Cell(*(row[name] for name in PLACE)).sort_key

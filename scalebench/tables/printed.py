@@ -18,7 +18,7 @@ from typing import Any
 
 from scalebench.formatting import BETWEEN, EMPTY, bounds_alone, in_cell, is_interval, reduction_bounds_alone
 from scalebench.tables.latex import latex_lines, printed_width, to_latex
-from scalebench.tables.table import COUNT, Cell, Column, Form, Table
+from scalebench.tables.table import COUNT, Column, Entry, Form, Table
 
 _PLAIN_DIGITS = 3  # of a number without an interval
 _NARROWEST = 1e-4  # interval worth its digits, of the number: simulated times can differ by rounding alone
@@ -119,7 +119,7 @@ def round_to_interval(value: float, low: float, high: float, decimals: int | Non
     return Rounded(*(_fixed(number, places) for number in (value, low, high)))
 
 
-def rounded(cell: Cell, form: Form | None, factor: float) -> Rounded:
+def rounded(cell: Entry, form: Form | None, factor: float) -> Rounded:
     """Return the number of a cell in its unit, or its text where it has none."""
     if cell.number is None or form is None:
         return Rounded(str(cell.text))
@@ -310,7 +310,7 @@ def _sentence(text: str) -> str:
     return text if text.endswith((".", ":", ";")) else f"{text}."
 
 
-def _unit(form: Form, cells: Sequence[Cell]) -> tuple[float, str]:
+def _unit(form: Form, cells: Sequence[Entry]) -> tuple[float, str]:
     """Return the factor to the unit that suits the largest number, and the unit."""
     known = [cell.number.value for cell in cells if cell.number is not None and math.isfinite(cell.number.value)]
     longest = max(known, default=math.nan)

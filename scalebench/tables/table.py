@@ -111,7 +111,7 @@ EPOCHS = Form(_value(_passes), decimals=1)
 TWO_DIGITS = Form(lambda value, low, high: digits(value, 2))
 
 
-class Cell(NamedTuple):
+class Entry(NamedTuple):
     """What a row has in a column: its text on a screen, and the number behind it."""
 
     text: str | Text
@@ -135,7 +135,7 @@ class Column(Generic[R]):
     """
 
     name: str
-    of: Callable[[R], str | Text | Measured | Cell]
+    of: Callable[[R], str | Text | Measured | Entry]
     form: Form | None = None
     meaning: str = ""
     left: bool = False
@@ -144,13 +144,13 @@ class Column(Generic[R]):
     over: str = ""
     title: str = ""  # heading in print; default: the name
 
-    def cell(self, row: R) -> Cell:
+    def cell(self, row: R) -> Entry:
         """Return the cell of `row`."""
         value = self.of(row)
         if isinstance(value, Measured):
             assert self.form is not None, self.name
-            return Cell(self.form.cell(value), value)
-        return value if isinstance(value, Cell) else Cell(value)
+            return Entry(self.form.cell(value), value)
+        return value if isinstance(value, Entry) else Entry(value)
 
     @property
     def heading(self) -> str:
@@ -181,7 +181,7 @@ class Table:
 
     title: str
     columns: Sequence[Column[Any]]
-    rows: Sequence[Sequence[Cell]]
+    rows: Sequence[Sequence[Entry]]
     notes: Sequence[str] = ()
     name: str = ""
 

@@ -37,13 +37,13 @@ from scalebench.launch.planning import StudyPlan, plan_study
 from scalebench.pricing.machine import Machine
 from scalebench.pricing.platform import scaled_engines
 from scalebench.records.folder import CALIBRATION, STUDY
+from scalebench.study.cell import PLACE, SERIES
 from scalebench.study.load import load_study
 from scalebench.study.spec import Run
 from scalebench.validation.errors import predictions_of
 from scalebench.virtual.engine import model_time
 
 _UNEXPLAINED = 0.01  # least standard deviation of ln T of a point; an assumption
-_SERIES = ["execution", "engine", "label"]
 
 
 class _Point(NamedTuple):
@@ -123,7 +123,7 @@ def _machine(plan: StudyPlan, path: Path, runs: pd.DataFrame) -> Machine:
 
 
 def _points(runs: pd.DataFrame) -> Iterator[_Point]:
-    for _, series in runs.groupby(_SERIES, sort=False):
+    for _, series in runs.groupby(SERIES, sort=False):
         base = series["workers"].min()
         base_s = float(series.loc[series["workers"] == base, "train_s"].median())
         for workers, own in series.groupby("workers"):
@@ -137,7 +137,7 @@ def _scatter(runs: pd.DataFrame) -> dict[str, float]:
     """Return the standard deviation of ln T of equal runs by execution, pooled over its points; 0 if none has two."""
     found = {}
     for execution, own in runs.groupby("execution"):
-        logs = np.log(own["train_s"]).groupby([own[name] for name in (*_SERIES, "workers")])
+        logs = np.log(own["train_s"]).groupby([own[name] for name in PLACE])
         free = len(own) - logs.ngroups
         found[str(execution)] = math.sqrt(float((logs.var(ddof=0) * logs.size()).sum()) / free) if free else 0.0
     return found

@@ -15,6 +15,7 @@ from scalebench.analysis import cells, differences, load
 from scalebench.analysis.intervals import RATIO_WHEN_STOPPED, STOPPED_LATER
 from scalebench.analysis.verdicts import compare_strategies, compare_studies
 from scalebench.errors import UsageError
+from scalebench.study.cell import Cell
 from tests.doctored import Doctored, make_sound
 
 
@@ -338,9 +339,36 @@ def test_missing_and_failed_cells_are_distinguished(studies):
         study.change(lambda row: row.workers == 2 and row.strategy == "allreduce" and native(row), status="failed")
 
     found = compare_studies(*studies(doctor), execution="native")
-    assert found.missing == [("native", "mpi", "allreduce", 4)]
-    assert found.failed == [("native", "mpi", "allreduce", 2)]
+    assert [cell.at_any_batch for cell in found.missing] == [Cell("native", "mpi", "allreduce", 4)]
+    assert [cell.at_any_batch for cell in found.failed] == [Cell("native", "mpi", "allreduce", 2)]
     assert found.regressed
+
+
+def at_batch_16(study):
+    """Every run again at twice the batch, in 0.8 of the time."""
+    for row in list(study.rows):
+        name = f"{row.run_id}-b16"
+        batch = {"batch_per_worker": 16, "batch_global": 2 * row.batch_global}
+        study.rows.append(row.model_copy(update={"run_id": name, "train_s": 0.8 * row.train_s, **batch}))
+        study.epochs[name] = [epoch.model_copy(update={"run_id": name}) for epoch in study.epochs[row.run_id]]
+
+
+def test_cells_of_two_batches_are_compared_each_with_its_own(studies):
+    def slow_down(study):
+        study.change(lambda row: row.batch_per_worker == 16, train_s=lambda row: 1.3 * row.train_s)
+
+    found = compare_studies(*studies(slow_down, both=at_batch_16), execution="native")
+    assert found.count("regression") == found.count("unchanged") == len(found.table) / 2 > 0
+
+
+def test_batch_that_one_study_lacks_is_missing(studies):
+    def drop(study):
+        study.drop(lambda row: row.batch_per_worker == 16)
+
+    found = compare_studies(*studies(drop, both=at_batch_16), execution="native")
+    assert {cell.batch_per_worker for cell in found.missing} == {16}
+    assert len(found.missing) == len(found.table)
+    assert not found.failed
 
 
 def test_oversubscribed_cells_get_no_verdict(studies):

@@ -7,8 +7,9 @@ import math
 import pytest
 
 from scalebench.analysis import cells, ratios, summary
-from scalebench.analysis.grouping import CELL
-from tests.records_factory import run_row
+from scalebench.analysis.quantities import with_ratios
+from scalebench.study.cell import CELL
+from tests.records_factory import run_row, study_rows
 
 
 def run(strategy, workers, train_s, execution="virtual", engine=None, repetition=0, **changes):
@@ -216,3 +217,24 @@ def test_a_target_that_is_never_reached_counts_as_infinite_in_the_median(study):
 def test_a_split_that_one_repetition_lacks_is_empty(study):
     rows = [run("ddp", 2, 4.0, comm_s=1.0), run("ddp", 2, 4.0, repetition=1, comm_s=None)]
     assert cells(study(rows=rows))["comm_s"].isna().all()
+
+
+@pytest.fixture
+def two_batches(study):
+    """The synthetic study at a batch of 8, and of 16: ten times slower, and worse for averaging once per epoch."""
+    rows = [row for row, _ in study_rows(repetitions=4, native_workers=())]
+    for row in list(rows):
+        metric = row.final_metric - (0.1 if row.strategy == "epoch_average" else 0.0)
+        changes = {"run_id": f"{row.run_id}-b16", "train_s": 10 * row.train_s, "final_metric": metric}
+        batch = {"batch_per_worker": 16, "batch_global": 2 * row.batch_global}
+        rows.append(row.model_copy(update={**changes, **batch}))
+    return study(rows=rows)
+
+
+def test_cells_of_two_batches_are_compared_at_their_own(two_batches):
+    """Speedups are over serial, and verdicts on the metric against allreduce, at the same batch."""
+    table = with_ratios(two_batches, cells(two_batches), ["speedup", "metric-vs-allreduce"])
+    both = [table[table["batch_per_worker"] == batch].set_index(["label", "workers"]) for batch in (8, 16)]
+    assert both[0]["speedup"].notna().all()
+    assert both[0]["speedup"].to_dict() == pytest.approx(both[1]["speedup"].to_dict())
+    assert [own.loc[("epoch_average", 2), "metric_verdict"] for own in both] == ["equal", "worse"]

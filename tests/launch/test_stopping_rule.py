@@ -14,8 +14,9 @@ from scipy.stats import t as student
 
 from scalebench.analysis.intervals import level_when_stopped
 from scalebench.cluster.load import load_cluster
-from scalebench.launch.stopping_rule import StoppingRule, SweepPoint, relative_width, together
+from scalebench.launch.stopping_rule import StoppingRule, relative_width
 from scalebench.launch.sweep import expand
+from scalebench.study.cell import Cell
 from scalebench.study.spec import Study
 
 STUDY = Study(
@@ -91,16 +92,16 @@ def test_closed_point_is_narrow_or_exhausted(spread, seed):
     times = noisy({(run.strategy.name, run.workers): spread for run in ALL}, seed)
     made = replication()
     done = run_study(made, times)
-    by_cell: dict[SweepPoint, dict[int, float]] = {}
+    by_cell: dict[Cell, dict[int, float]] = {}
     for run in ALL:
         if run.run_id in done:
-            by_cell.setdefault(SweepPoint.of(run), {})[run.repetition] = done[run.run_id]
+            by_cell.setdefault(Cell.of(run), {})[run.repetition] = done[run.run_id]
     for cell, seconds in by_cell.items():
         assert sorted(seconds) == list(range(len(seconds)))  # no block is left out: pairs by block are whole
         narrow = relative_width(list(seconds.values()), STUDY.until) <= 0.05
         assert narrow or len(seconds) == 8
         assert (cell in made.wide()) == (not narrow)
-        assert len(seconds) <= len(by_cell[SweepPoint("virtual", "virtual", "serial", 1)])
+        assert len(seconds) <= len(by_cell[Cell("virtual", "virtual", "serial", 1)])
     assert made.most_to_come() == 0
 
 
@@ -157,11 +158,3 @@ def test_coverage_under_stopping_is_the_documented_one():
 
     assert coverage(3) == pytest.approx(0.951, abs=0.006)
     assert coverage(5) == pytest.approx(0.961, abs=0.006)
-
-
-def test_points_of_one_strategy_are_named_together():
-    native = [SweepPoint("native", "mpi", name, workers) for name in ("allreduce", "localsgd") for workers in (4, 2)]
-    cells = [*native, SweepPoint("native", "gloo", "ddp", 2), SweepPoint("virtual", "virtual", "ddp", 2)]
-    assert together(cells) == (
-        "allreduce at 2, 4 (native mpi); localsgd at 2, 4 (native mpi); ddp at 2 (native gloo); ddp at 2 (virtual)"
-    )

@@ -8,10 +8,10 @@ import pandas as pd
 
 from scalebench.analysis.diagnosis.symptom import NATIVE, Symptom, run_ids
 from scalebench.analysis.environment import charged_engine, supposed
-from scalebench.analysis.grouping import place
-from scalebench.analysis.loading import Results, is_representative
+from scalebench.analysis.loading import Results, cells_in, is_representative
 from scalebench.formatting import seconds, share
 from scalebench.strategies.registry import preferred_engine
+from scalebench.study.cell import in_words
 
 SLOWER = 1.5  # ratio of transfers; virtual times are within some tenths of native ones (docs/measurements.md)
 MATTERS = 0.05  # share of the training time that the difference has to take
@@ -43,7 +43,7 @@ def slow_network(results: Results) -> Iterator[Symptom]:
         what = "transfers" if worst["apart"] else "communication, with waiting for others,"
         yield Symptom(
             "slow network",
-            place(rows),
+            in_words(cells_in(rows)),
             f"{what} of {worst['label']} at {worst['workers']} workers took {seconds(worst['took_s'])}, and "
             f"{seconds(worst['priced_s'])} by the calibration: {share(worst['more'])} of its time",
             run_ids(rows),

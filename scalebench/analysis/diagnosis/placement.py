@@ -7,9 +7,9 @@ from collections.abc import Iterator
 import pandas as pd
 
 from scalebench.analysis.diagnosis.symptom import NATIVE, Symptom, run_ids, workers_of
-from scalebench.analysis.grouping import listed, place
-from scalebench.analysis.loading import Results
-from scalebench.formatting import counted
+from scalebench.analysis.loading import Results, cells_in
+from scalebench.formatting import counted, listed
+from scalebench.study.cell import in_words
 from scalebench.system.processors import core_list, cores_in
 
 _SHOWN = 3  # placements in a sentence
@@ -23,7 +23,7 @@ def oversubscribed_cores(results: Results) -> Iterator[Symptom]:
     if len(crowded):
         yield Symptom(
             "oversubscription",
-            place(crowded),
+            in_words(cells_in(crowded)),
             _placements(crowded),
             run_ids(crowded),
             "workers take turns on a core: times are those of fewer cores, and no baseline of others",
@@ -39,7 +39,7 @@ def unbound_workers(results: Results) -> Iterator[Symptom]:
     if len(unbound):
         yield Symptom(
             "missing binding",
-            place(unbound),
+            in_words(cells_in(unbound)),
             _placements(unbound),
             run_ids(unbound),
             "the kernel moves workers between cores, away from their caches, and may put two on one: times vary more",

@@ -12,10 +12,11 @@ import numpy.typing as npt
 import pandas as pd
 
 from scalebench.analysis.environment import states_steps
-from scalebench.analysis.grouping import EXECUTIONS, strategy_rank, timed
+from scalebench.analysis.grouping import timed
 from scalebench.analysis.loading import Results, is_representative
 from scalebench.analysis.native_check import VirtualError, error_of_times
 from scalebench.formatting import counted
+from scalebench.study.cell import EXECUTIONS, SERIES, strategy_rank
 from scalebench.study.spec import SIMULATED
 
 Array: TypeAlias = npt.NDArray[np.float64]
@@ -141,7 +142,7 @@ def series_of(results: Results) -> list[Series]:
     runs = runs[runs["strategy"] != "serial"]
     found = [
         _series(str(execution), str(engine), str(label), group, serial[serial["execution"] == execution], results)
-        for (execution, engine, label), group in runs.groupby(["execution", "engine", "label"], sort=False)
+        for (execution, engine, label), group in runs.groupby(SERIES, sort=False)
     ]
     return sorted(found, key=lambda one: (EXECUTIONS.index(one.execution), strategy_rank(one.label), one.engine))
 

@@ -17,12 +17,13 @@ import pandas as pd
 
 from scalebench.analysis.comparing import ratios
 from scalebench.analysis.environment import provenance_in
-from scalebench.analysis.grouping import cells, place
-from scalebench.analysis.loading import Results, load, read_runs
+from scalebench.analysis.grouping import cells
+from scalebench.analysis.loading import Results, cells_in, load, read_runs
 from scalebench.analysis.rounds import MEASURED
 from scalebench.errors import UsageError
 from scalebench.records.progress import Progress, progress_of
 from scalebench.registry import Choice, Registry
+from scalebench.study.cell import in_words
 
 Severity = Literal["error", "warning", "note"]  # the gravest first
 SEVERITIES: tuple[Severity, ...] = get_args(Severity)
@@ -83,7 +84,7 @@ class Evidence:
 
 def finding(severity: Severity, what: str, where: pd.DataFrame | str, fix: str) -> Finding:
     """Return a finding about the cells of the runs `where`, or about what a text names."""
-    return Finding(severity, "", what, where if isinstance(where, str) else place(where), fix)
+    return Finding(severity, "", what, where if isinstance(where, str) else in_words(cells_in(where)), fix)
 
 
 Find: TypeAlias = Callable[[Evidence], Iterator[Finding]]

@@ -6,11 +6,11 @@ from collections.abc import Iterator
 
 import pandas as pd
 
-from scalebench.analysis.grouping import chosen_strategies, listed
+from scalebench.analysis.grouping import chosen_strategies
 from scalebench.analysis.loading import is_representative
 from scalebench.analysis.methodology import Evidence, Finding, Severity, finding, rule
-from scalebench.formatting import counted, percent, seconds_with_interval
-from scalebench.records.progress import group_of
+from scalebench.formatting import counted, listed, percent, seconds_with_interval
+from scalebench.study.cell import PLACE, group_of
 from scalebench.study.choices import LIBRARY_BASELINES, PER_BATCH
 
 _BEYOND_NOISE = 1.2  # efficiency that the noise of single runs does not reach
@@ -45,10 +45,9 @@ def reduction_base(evidence: Evidence) -> Iterator[Finding]:
     """A reduction needs a per-batch run on the same engine, at the same worker count and global batch."""
     table = evidence.ratios
     table = table[~table["strategy"].isin(PER_BATCH) & is_representative(table)]
-    key = ["execution", "engine", "label", "workers"]
-    others = table[(table["baseline"] != "serial") & (table["note"] == "")][key].drop_duplicates()
+    others = table[(table["baseline"] != "serial") & (table["note"] == "")][PLACE].drop_duplicates()
     missing = table[(table["baseline"] == "allreduce") & (table["note"] != "")]
-    missing = missing.merge(others.assign(compared=True), on=key, how="left")
+    missing = missing.merge(others.assign(compared=True), on=PLACE, how="left")
     rest = missing["compared"].notna()
     matters: list[tuple[Severity, str, pd.DataFrame]] = [
         ("error", "any reduction", missing[~rest]),

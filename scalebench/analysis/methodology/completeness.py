@@ -8,11 +8,11 @@ from functools import partial
 import numpy as np
 import pandas as pd
 
-from scalebench.analysis.grouping import CELL, listed
 from scalebench.analysis.intervals import level_of, relative_width
 from scalebench.analysis.methodology import Evidence, Finding, finding, rule
 from scalebench.analysis.rounds import timed
-from scalebench.formatting import counted
+from scalebench.formatting import counted, listed
+from scalebench.study.cell import CELL
 
 
 @rule("no run failed, diverged or timed out; where some did, this is stated")

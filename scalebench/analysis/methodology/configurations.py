@@ -7,11 +7,10 @@ from typing import Any
 
 import pandas as pd
 
-from scalebench.analysis.grouping import listed
 from scalebench.analysis.loading import conditions
 from scalebench.analysis.methodology import Evidence, Finding, finding, rule
 from scalebench.analysis.tuning import tuned_cells
-from scalebench.formatting import counted
+from scalebench.formatting import counted, listed
 from scalebench.study.choices import PER_BATCH
 
 

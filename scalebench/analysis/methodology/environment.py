@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from scalebench.analysis.environment import DECISIVE, calibration_in, changed_packages, hardware, machines_of
-from scalebench.analysis.grouping import listed
 from scalebench.analysis.methodology import Evidence, Finding, finding, rule
-from scalebench.formatting import counted
+from scalebench.formatting import counted, listed
 from scalebench.study.spec import SIMULATED
 
 

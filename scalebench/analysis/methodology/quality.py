@@ -8,19 +8,18 @@ repetitions resample a calibration.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 
 import pandas as pd
 
 from scalebench.analysis.environment import states_steps, supposed
-from scalebench.analysis.grouping import PLACE, place
 from scalebench.analysis.intervals import NOTHING_VARIES
-from scalebench.analysis.loading import Results
+from scalebench.analysis.loading import Results, cells_in
 from scalebench.analysis.methodology import Evidence, Finding, by_severity, finding, rule
 from scalebench.analysis.methodology.baselines import unsettled
 from scalebench.analysis.native_check import CHECKED_FROM
 from scalebench.analysis.native_check import virtual_error as error_against_native
-from scalebench.analysis.rounds import MEASURED, CellRuns, runs_by_cell
+from scalebench.analysis.rounds import MEASURED, runs_by_cell
 from scalebench.analysis.significance import (
     ALPHA,
     ENOUGH_RUNS,
@@ -32,6 +31,7 @@ from scalebench.analysis.significance import (
 )
 from scalebench.calibration.calibration_file import THIS_MACHINE
 from scalebench.formatting import counted, percent, share
+from scalebench.study.cell import in_words
 from scalebench.study.spec import SIMULATED
 
 
@@ -75,7 +75,7 @@ def spread(evidence: Evidence, most: float = 0.1) -> Iterator[Finding]:
     for execution, own in _repeated_cells(evidence):
         wide = own[own["spread"] > most].sort_values("spread", ascending=False, kind="stable")
         if len(wide):
-            worst = f" ({place(wide[:1])})" if len(wide) > 1 else ""  # else the finding's place says it
+            worst = f" ({in_words(cells_in(wide[:1]))})" if len(wide) > 1 else ""  # else the finding's place says it
             yield finding(
                 "warning",
                 f"the times of {len(wide)} of {counted(len(own), f'{execution} cell')} vary by more than "
@@ -117,7 +117,7 @@ def two_groups(evidence: Evidence) -> Iterator[Finding]:
                 "warning",
                 f"the times of {len(split)} of {counted(len(known), f'{execution} cell')} fall into two groups: the "
                 "machine seems to have had two states, and a mean of both describes neither",
-                _rows(split),
+                in_words(runs.at for runs in split),
                 "look at the single runs (runs.csv); fix clock frequency, binding and placement, then repeat",
             )
 
@@ -202,7 +202,3 @@ def _repeated_cells(evidence: Evidence) -> Iterator[tuple[str, pd.DataFrame]]:
         own = evidence.cells[(evidence.cells["execution"] == execution) & (evidence.cells["n"] > 1)]
         if len(own):
             yield execution, own
-
-
-def _rows(own: Sequence[CellRuns]) -> pd.DataFrame:
-    return pd.DataFrame([(cell.execution, cell.engine, cell.label, cell.workers) for cell in own], columns=PLACE)

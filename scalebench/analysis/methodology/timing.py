@@ -7,9 +7,10 @@ from collections.abc import Iterator
 import numpy as np
 import pandas as pd
 
-from scalebench.analysis.grouping import CELL, DISTURBED_BY, crowding
+from scalebench.analysis.grouping import DISTURBED_BY, crowding
 from scalebench.analysis.methodology import Evidence, Finding, finding, rule
 from scalebench.formatting import counted, percent, seconds
+from scalebench.study.cell import CELL
 from scalebench.study.spec import SIMULATED
 
 _DECIMALS = range(6)  # of coarse clocks and rounded times

@@ -8,9 +8,9 @@ from typing import Any
 import pandas as pd
 from matplotlib.patches import Patch
 
-from scalebench.analysis.grouping import EXECUTIONS
 from scalebench.figures.drawing.panel import Panel, Segment, tint
 from scalebench.figures.drawing.styles import EXECUTION_WORDS, NEUTRAL, Handle
+from scalebench.study.cell import EXECUTIONS
 from scalebench.study.spec import SIMULATED
 
 _GAP = 0.7

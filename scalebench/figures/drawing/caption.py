@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -19,8 +18,9 @@ from scalebench.analysis.environment import (
     provenance_in,
     states_steps,
 )
-from scalebench.analysis.grouping import DISTURBED_BY, EXECUTIONS, crowding
+from scalebench.analysis.grouping import DISTURBED_BY, crowding
 from scalebench.analysis.intervals import CONFIDENCE, NOTHING_VARIES, interval_name
+from scalebench.analysis.loading import cells_in
 from scalebench.analysis.native_check import BESIDE_PROGRAMS, error_name, error_of_times
 from scalebench.analysis.tuning import optimizer_in_words
 from scalebench.cluster.load import load_cluster
@@ -29,11 +29,11 @@ from scalebench.cluster.spec import Cluster
 from scalebench.errors import ClusterError
 from scalebench.figures.added import Added
 from scalebench.formatting import counted, digits, seconds
+from scalebench.study.cell import EXECUTIONS, PLACE
 from scalebench.study.jitter import STATED
 from scalebench.study.spec import SIMULATED
 
 _SIZES = ("node", "worker")
-_PLACE = ["execution", "engine", "label", "workers"]
 
 
 def describe_label(results: Results) -> str:
@@ -176,13 +176,8 @@ def _of(results: Results, drawn: pd.DataFrame | None) -> pd.DataFrame:
     runs = results.completed
     if drawn is None:
         return runs
-    places = set(_places_of(drawn))
-    return runs[[place in places for place in _places_of(runs)]]
-
-
-def _places_of(table: pd.DataFrame) -> Iterator[tuple[object, ...]]:
-    """Yield execution, engine, label and worker count of each row."""
-    return zip(*(table[name].tolist() for name in _PLACE), strict=True)
+    places = set(cells_in(drawn[PLACE]))
+    return runs[[cell in places for cell in cells_in(runs[PLACE])]]
 
 
 def _card(card: dict[str, Any]) -> str:

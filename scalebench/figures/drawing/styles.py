@@ -18,10 +18,10 @@ from matplotlib.lines import Line2D
 from matplotlib.path import Path
 from matplotlib.transforms import Affine2D
 
-from scalebench.analysis.grouping import strategy_rank
 from scalebench.analysis.native_check import PREFERRED_ENGINES
 from scalebench.figures.added import EXECUTION
 from scalebench.figures.drawing.names import family
+from scalebench.study.cell import strategy_rank
 from scalebench.study.choices import PER_BATCH
 
 # The colours of a family (a strategy with all its options): its own one, then shades of it for further options. The
