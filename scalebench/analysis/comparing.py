@@ -14,9 +14,9 @@ The worker counts at which two strategies are compared form one family of tests 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, NamedTuple
 
 import pandas as pd
 
@@ -27,7 +27,7 @@ from scalebench.analysis.rounds import CellRuns, runs_by_cell
 from scalebench.analysis.significance import ALPHA
 from scalebench.errors import UsageError, nearest
 from scalebench.study.cell import CELL
-from scalebench.study.choices import LIBRARY_BASELINES, PER_BATCH
+from scalebench.study.choices import LIBRARY_BASELINES, baselines_of
 
 NO_RUN = "no completed run of"
 
@@ -62,15 +62,13 @@ DIFFERENCES = [
 
 
 class Baseline(NamedTuple):
-    """The cell of a baseline, or None with the reason in `fault`."""
+    """The cell of the baseline `name`, or None with the reason in `fault`."""
 
+    name: str
     cell: CellRuns | None
     engine: str
     workers: int
     fault: str
-
-
-Index: TypeAlias = dict[tuple[object, str, int], list[CellRuns]]  # by execution, strategy and workers
 
 
 @cached
@@ -87,11 +85,18 @@ def ratios(results: Results) -> pd.DataFrame:
     median of the pairs' ratios, with an interval from six pairs. Where a baseline is missing, oversubscribed or
     disturbed the numbers are empty and `note` gives the reason.
     """
-    table, comparer = sorted(runs_by_cell(results), key=lambda runs: runs.at.sort_key), Comparer(results)
-    index: Index = {}
-    for cell in table:
-        index.setdefault((cell.execution, cell.strategy, cell.workers), []).append(cell)
-    rows = [row for cell in table for row in _compare(index, cell, comparer)]
+    cells, comparer = sorted(runs_by_cell(results), key=lambda runs: runs.at.sort_key), Comparer(results)
+    baselines = Baselines(cells)
+    rows = []
+    for cell in cells:
+        for base in baselines.of(cell):
+            ratio = NO_RATIO if base.cell is None else comparer.ratio(base.cell, cell)
+            row = _row(cell, base, ratio)
+            if base.name == "serial":
+                row |= _scaling(cell, ratio)
+            if base.name in LIBRARY_BASELINES:
+                row |= _parts(cell, baselines.find("allreduce", cell), base)
+            rows.append(row)
     return table_by_cell(rows, COLUMNS)
 
 
@@ -184,46 +189,45 @@ def difference(one: CellComparison, alpha: float = ALPHA) -> dict[str, Any]:
     }
 
 
-def _compare(index: Index, cell: CellRuns, comparer: Comparer) -> list[dict[str, object]]:
-    serial = find_baseline(index, "serial", None, cell)
-    ratio = _ratio(serial, cell, comparer)
-    rows = [_row(cell, "serial", serial, ratio) | _scaling(cell, ratio)]
-    if cell.strategy == "serial":
-        return rows
-    allreduce = find_baseline(index, "allreduce", cell.at.engine, cell)
-    if cell.strategy not in PER_BATCH:
-        rows.append(_row(cell, "allreduce", allreduce, _ratio(allreduce, cell, comparer)))
-    if cell.strategy not in LIBRARY_BASELINES:
-        for name in LIBRARY_BASELINES:
-            base = find_baseline(index, name, None, cell)
-            rows.append(_row(cell, name, base, _ratio(base, cell, comparer)) | _parts(cell, allreduce, base))
-    return rows
+class Baselines:
+    """The cells among which those of a study find their baselines."""
 
+    def __init__(self, cells: Iterable[CellRuns]) -> None:
+        self._cells: dict[tuple[str, str, int], list[CellRuns]] = {}  # by execution, strategy and workers
+        for cell in cells:
+            self._cells.setdefault((cell.execution, cell.strategy, cell.workers), []).append(cell)
 
-def find_baseline(index: Index, name: str, engine: str | None, cell: CellRuns) -> Baseline:
-    """Find the cell of the strategy `name` that `cell` is compared with, on `engine` or on any."""
-    workers = 1 if name == "serial" else cell.workers
-    found = index.get((cell.execution, name, workers), [])
-    on = f" on engine {engine}" if engine else ""
-    where = f"{on} at {workers} worker{'s' if workers > 1 else ''} ({cell.execution})"
-    if engine is not None:
-        found = [base for base in found if base.at.engine == engine]
-    if name != "serial" or (cell.parts > 1 and not cell.weak):  # with another global batch it would be another problem
-        of_batch = [base for base in found if base.at.batch_global == cell.at.batch_global]
-        if name == "serial" and found and not of_batch:
-            return Baseline(None, "", workers, _of_another_batch(found, cell))
-        found = of_batch
-    plain = [base for base in found if base.label == name]
-    found = plain or found  # with options it is a variant, and a baseline only where the plain one did not run
-    if len(found) > 1:  # serial, at several batches
-        found = [base for base in found if base.batch == cell.batch] or found
-    if len(found) != 1:
-        fault = f"{len(found)} candidates for the baseline" if found else NO_RUN
-        return Baseline(None, engine or "", workers, f"{fault} {name}{where}")
-    (base,) = found
-    if base.unfit:
-        return Baseline(None, base.at.engine, workers, f"{name}{where} is {base.unfit} {NO_BASELINE}")
-    return Baseline(base, base.at.engine, workers, "")
+    def of(self, cell: CellRuns) -> list[Baseline]:
+        """Return the baselines of `cell`, by the table of `study.choices`."""
+        return [self.find(name, cell) for name in baselines_of(cell.strategy)]
+
+    def find(self, name: str, cell: CellRuns) -> Baseline:
+        """Find the cell of the strategy `name` that `cell` is compared with: allreduce on its engine, others on any."""
+        engine = cell.at.engine if name == "allreduce" else ""
+        workers = 1 if name == "serial" else cell.workers
+        on = f" on engine {engine}" if engine else ""
+        where = f"{on} at {workers} worker{'s' if workers > 1 else ''} ({cell.execution})"
+
+        def fault(reason: str, engine: str = engine) -> Baseline:
+            return Baseline(name, None, engine, workers, reason)
+
+        found = self._cells.get((cell.execution, name, workers), [])
+        found = [base for base in found if engine in ("", base.at.engine)]
+        if name != "serial" or (cell.parts > 1 and not cell.weak):  # at another global batch: another problem
+            of_batch = [base for base in found if base.at.batch_global == cell.at.batch_global]
+            if name == "serial" and found and not of_batch:
+                return fault(_of_another_batch(found, cell))
+            found = of_batch
+        plain = [base for base in found if base.label == name]
+        found = plain or found  # with options it is a variant, and a baseline only where the plain one did not run
+        if len(found) > 1:  # serial, at several batches
+            found = [base for base in found if base.batch == cell.batch] or found
+        if len(found) != 1:
+            return fault(f"{f'{len(found)} candidates for the baseline' if found else NO_RUN} {name}{where}")
+        (base,) = found
+        if base.unfit:
+            return fault(f"{name}{where} is {base.unfit} {NO_BASELINE}", base.at.engine)
+        return Baseline(name, base, base.at.engine, workers, "")
 
 
 def _of_another_batch(found: Sequence[CellRuns], cell: CellRuns) -> str:
@@ -234,19 +238,15 @@ def _of_another_batch(found: Sequence[CellRuns], cell: CellRuns) -> str:
     )
 
 
-def _ratio(base: Baseline, cell: CellRuns, comparer: Comparer) -> Ratio:
-    return NO_RATIO if base.cell is None else comparer.ratio(base.cell, cell)
-
-
-def _row(cell: CellRuns, name: str, base: Baseline, ratio: Ratio) -> dict[str, object]:
-    note = base.fault or ("" if ratio.mean.n else f"{name} shares no repetition with it")
+def _row(cell: CellRuns, base: Baseline, ratio: Ratio) -> dict[str, Any]:
+    note = base.fault or ("" if ratio.mean.n else f"{base.name} shares no repetition with it")
     baseline, train = time_interval(ratio.top_s).centre, time_interval(ratio.bottom_s).centre
     return {
         **cell.at._asdict(),
         "strategy": cell.strategy,
         "oversubscribed": cell.oversubscribed,
         "disturbed": cell.disturbed,
-        "baseline": name,
+        "baseline": base.name,
         "baseline_engine": base.engine,
         "baseline_workers": base.workers,
         "n": ratio.mean.n,

@@ -9,10 +9,11 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
+from typing import Any
 
 import pandas as pd
 
-from scalebench.analysis.comparing import Baseline, Index, find_baseline
+from scalebench.analysis.comparing import Baseline, Baselines
 from scalebench.analysis.loading import Results, cached, table_by_cell
 from scalebench.analysis.pairing import NO_RATIO, Comparer, Ratio
 from scalebench.analysis.rounds import MEASURED, CellRuns, runs_by_cell
@@ -25,7 +26,6 @@ from scalebench.analysis.time_to_target import (
     until_target,
 )
 from scalebench.study.cell import CELL
-from scalebench.study.choices import PER_BATCH
 
 COLUMNS = [
     *CELL,
@@ -40,16 +40,9 @@ def target_ratios(results: Results) -> pd.DataFrame:
 
     `n` is the number of ratios behind an interval, 0 for a ratio of Kaplan-Meier medians.
     """
-    comparer, index = Comparer(results), Index()
-    table = [cell for cell in runs_by_cell(results) if cell.aimed]
-    for cell in table:
-        index.setdefault((cell.execution, cell.strategy, cell.workers), []).append(cell)
-    rows = []
-    for cell in table:
-        for name in PER_BATCH:
-            if cell.strategy != name and not (name == "allreduce" and cell.strategy in PER_BATCH):  # as in `ratios`
-                engine = cell.at.engine if name == "allreduce" else None
-                rows.append(_row(cell, name, find_baseline(index, name, engine, cell), comparer))
+    cells, comparer = [cell for cell in runs_by_cell(results) if cell.aimed], Comparer(results)
+    baselines = Baselines(cells)
+    rows = [_row(cell, base, comparer) for cell in cells for base in baselines.of(cell)]
     return table_by_cell(rows, COLUMNS)
 
 
@@ -67,13 +60,13 @@ def _simulated(ratio: Ratio, base: CellRuns, cell: CellRuns, comparer: Comparer)
     return replace(ratio, mean=mean, interval=f"{ratio.interval}{OVER_SEEDS}" if ratio.interval else "")
 
 
-def _row(cell: CellRuns, name: str, base: Baseline, comparer: Comparer) -> dict[str, object]:
+def _row(cell: CellRuns, base: Baseline, comparer: Comparer) -> dict[str, Any]:
     ratio, note = NO_RATIO, base.fault
     own, other = time_to_target(cell, comparer).centre, math.nan
     if base.cell is not None:
         other = time_to_target(base.cell, comparer).centre
         if math.isinf(own) or math.isinf(other):
-            never = " and ".join(label for label, time in ((cell.label, own), (name, other)) if math.isinf(time))
+            never = " and ".join(label for label, time in ((cell.label, own), (base.name, other)) if math.isinf(time))
             note = f"at most half of the runs of {never} reached the target"
         elif reached_by_all(cell) and reached_by_all(base.cell):
             ratio = comparer.ratio(until_target(base.cell), until_target(cell))
@@ -87,7 +80,7 @@ def _row(cell: CellRuns, name: str, base: Baseline, comparer: Comparer) -> dict[
         "strategy": cell.strategy,
         "oversubscribed": cell.oversubscribed,
         "disturbed": cell.disturbed,
-        "baseline": name,
+        "baseline": base.name,
         "baseline_engine": base.engine,
         "n": ratio.mean.n,
         "time_to_target_s": own,

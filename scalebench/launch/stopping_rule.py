@@ -2,9 +2,9 @@
 
 A block is one run of each of its points, in a random order. With `until`, the first `at_least` blocks hold every point.
 Block b after them holds the open points, whose interval after their first b times is wider than asked, and with each of
-them its baselines: the per-batch strategies at its worker count and the serial run, of its execution. Ratios are paired
-by block, so a block without the baseline would not count. The serial run has no baselines, so that a closed point never
-opens again.
+them its baselines (`study.choices.baselines_of`), at its worker count, and serial at one, of its execution. Ratios are
+paired by block, so a block without the baseline would not count. The serial run has no baselines, so that a closed
+point never opens again.
 
 Decisions follow from the rows alone: a command that continues a study decides as the interrupted one would have. A
 point with a failed run gets no further block until that run has been repeated.
@@ -17,7 +17,7 @@ from collections.abc import Container, Mapping, Sequence
 
 from scalebench.launch.sweep import Sweep
 from scalebench.study.cell import Cell, in_words
-from scalebench.study.choices import BASELINES
+from scalebench.study.choices import baselines_of
 from scalebench.study.spec import Run, Until
 
 
@@ -122,16 +122,17 @@ class StoppingRule:
         return relative_width([seconds[repetition] for repetition in range(runs)], self._until) > self._until.ci_width
 
     def _compared_with(self, point: Cell) -> list[Cell]:
-        def is_baseline(name: str, workers: int) -> bool:
-            return name == "serial" or (name in BASELINES and workers == point.workers)
-
+        """Return the baselines of `point` in its execution; serial, which is in every block, has none."""
         names = {Cell.of(run): run.strategy.name for run in self._runs}
-        if names[point] == "serial":  # it is in every block; its baselines would return after a gap
+        if names[point] == "serial":  # its baselines would return after a gap
             return []
+        wanted = baselines_of(names[point])
         return [
             other
             for other, name in names.items()
-            if other.execution == point.execution and is_baseline(name, other.workers)
+            if other.execution == point.execution
+            and name in wanted
+            and other.workers == (1 if name == "serial" else point.workers)
         ]
 
 

@@ -12,3 +12,14 @@ Execution = Literal["native", "paced", "virtual", "modelled"]
 LIBRARY_BASELINES = ("horovod", "ddp")  # whose libraries have engines of their own: a saving against them has two parts
 BASELINES = ("allreduce", *LIBRARY_BASELINES)  # strategies that average all gradients, with which others are compared
 PER_BATCH = ("serial", *BASELINES)
+
+
+def baselines_of(strategy: str) -> tuple[str, ...]:
+    """Return the strategies with which another is compared: the base of its speedup, then those of its savings.
+
+    `allreduce` is compared on the strategy's own engine; by the libraries an engine of their own is saved, too, so that
+    they are compared with `serial` alone. `serial` is the base of its own speedup, 1.
+    """
+    if strategy == "allreduce":
+        return ("serial", *LIBRARY_BASELINES)
+    return ("serial",) if strategy in PER_BATCH else PER_BATCH

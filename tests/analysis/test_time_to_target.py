@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from scipy.stats import CensoredData, ecdf
 
+from scalebench.analysis import ratios
 from scalebench.analysis.target_ratios import target_ratios
 from scalebench.analysis.time_to_target import SURVIVAL, simulated_interval, survival_median, times_to_target
 from tests.analysis.test_comparing import only, run
@@ -101,6 +102,16 @@ def test_study_without_target_has_no_rows(study):
     results = study(rows=[run("serial", 1, 4.0)])
     assert times_to_target(results).empty
     assert target_ratios(results).empty
+
+
+def test_times_to_the_target_have_the_same_baselines_as_times(study):
+    names = ("serial", "allreduce", "horovod", "ddp", "epoch_average")
+    results = study(rows=[row for name in names for row in cell(name, 1, (1.0, 1.1))])
+    pairs = [
+        set(zip(table["label"], table["baseline"], strict=True)) for table in (ratios(results), target_ratios(results))
+    ]
+    assert pairs[0] == pairs[1]
+    assert len(pairs[0]) == 1 + 3 + 1 + 1 + 4
 
 
 def test_reduction_is_paired_where_all_reach_it(study):
