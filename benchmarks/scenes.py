@@ -14,7 +14,6 @@ from benchmarks.noise import SIGMA, Array, Noise, Random
 from scalebench.analysis.bootstrap import bootstrap_intervals
 from scalebench.analysis.intervals import (
     RATIO_WHEN_STOPPED,
-    Interval,
     calibration_interval,
     difference_interval,
     level_when_stopped,
@@ -26,6 +25,7 @@ from scalebench.analysis.intervals import (
 )
 from scalebench.analysis.native_check import OF_A_MEDIAN, VirtualError
 from scalebench.calibration.step_statistics import BLOCKS
+from scalebench.measured import Measured
 from scalebench.pricing.step_times import middle
 
 AT_MOST, CI_WIDTH = 20, 0.05  # of studies with `until`
@@ -33,7 +33,7 @@ AT_MOST, CI_WIDTH = 20, 0.05  # of studies with `until`
 Scene = Callable[[Noise, int, int, Random], float]  # noise, n, studies, random -> share
 
 
-def holds(bounds: Interval, truth: float | Array) -> float:
+def holds(bounds: Measured, truth: float | Array) -> float:
     """The share of the intervals offered that hold `truth`."""
     offered = np.isfinite(bounds.low)
     return float(np.mean(((bounds.low <= truth) & (truth <= bounds.high))[offered]))
@@ -61,12 +61,12 @@ def _stopped(logs: Array, at_least: int) -> Array:
     return runs
 
 
-def _joined(found: list[Interval]) -> Interval:
+def _joined(found: list[Measured]) -> Measured:
     """The intervals of several groups of studies in one; `n` is that of the first group."""
-    return Interval(*(np.concatenate(part) for part in list(zip(*found, strict=True))[:3]), found[0].n)
+    return Measured(*(np.concatenate(part) for part in list(zip(*found, strict=True))[:3]), found[0].n)
 
 
-def _when_stopped(values: Array, runs: Array, bounds: Callable[[Array, int], Interval]) -> Interval:
+def _when_stopped(values: Array, runs: Array, bounds: Callable[[Array, int], Measured]) -> Measured:
     """Intervals of the first `runs` values of each row."""
     found = [bounds(values[runs == n, :n], int(n)) for n in np.unique(runs)]
     return _joined(found)

@@ -8,16 +8,18 @@ to 83 % at 3 to 5 lognormal values.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 import numpy as np
 import pandas as pd
 
-from scalebench.analysis.intervals import LEVEL, NO_INTERVAL, Array, Interval
+from scalebench.analysis.intervals import LEVEL, Array
 from scalebench.analysis.loading import Results
 from scalebench.analysis.rounds import MEASURED, runs_by_cell
 from scalebench.errors import UsageError
 from scalebench.formatting import counted
+from scalebench.measured import UNKNOWN, Measured
 
 BOOTSTRAP_FROM = 20
 RESAMPLES = 10_000
@@ -28,7 +30,7 @@ _AT_ONCE = 4_000_000  # values resampled at a time: 32 MB
 
 def bootstrap_interval(
     seconds: Sequence[float], level: float = LEVEL, *, resamples: int = RESAMPLES, seed: int = 0
-) -> Interval:
+) -> Measured:
     """Trimmed geometric mean of positive times or paired ratios, with its percentile bootstrap interval.
 
     Raises:
@@ -42,7 +44,7 @@ def bootstrap_interval(
         )
     random = np.random.default_rng([seed, len(seconds)])
     found = bootstrap_intervals(np.log([list(seconds)]), level, resamples=resamples, random=random)
-    return Interval(found.centre[0], found.low[0], found.high[0], found.n).exp()
+    return Measured(found.value[0], found.low[0], found.high[0], found.n).map(math.exp)
 
 
 def bootstrap_cells(results: Results, *, resamples: int = RESAMPLES, seed: int = 0) -> pd.DataFrame:
@@ -65,7 +67,7 @@ def bootstrap_cells(results: Results, *, resamples: int = RESAMPLES, seed: int =
     for cell in cells:
         seconds, n = list(cell.seconds.values()), len(cell.seconds)
         enough = n >= BOOTSTRAP_FROM
-        found = bootstrap_interval(seconds, resamples=resamples, seed=seed) if enough else NO_INTERVAL
+        found = bootstrap_interval(seconds, resamples=resamples, seed=seed) if enough else UNKNOWN
         why = {"interval": BOOTSTRAP if enough else "", "note": "" if enough else f"offered from {BOOTSTRAP_FROM}"}
         rows.append(cell.at._asdict() | {"n": n} | found.named("trimmed_s", "low_s", "high_s") | why)
     return pd.DataFrame(rows)
@@ -73,7 +75,7 @@ def bootstrap_cells(results: Results, *, resamples: int = RESAMPLES, seed: int =
 
 def bootstrap_intervals(
     logs: Array, level: float = LEVEL, *, resamples: int = RESAMPLES, random: np.random.Generator
-) -> Interval:
+) -> Measured:
     """Trimmed mean of every row of `logs` (samples, n) with the quantiles of its resampled trimmed means."""
     n = logs.shape[1]
     tails = ((1 - level) / 2, (1 + level) / 2)
@@ -84,7 +86,7 @@ def bootstrap_intervals(
         drawn = part[np.arange(len(part))[:, None, None], random.integers(n, size=(len(part), resamples, n))]
         found.append(np.quantile(_trimmed_mean(drawn), tails, axis=-1))
     low, high = np.concatenate(found, axis=-1)
-    return Interval(_trimmed_mean(logs), low, high, n)
+    return Measured(_trimmed_mean(logs), low, high, n)
 
 
 def _trimmed_mean(values: Array) -> Array:

@@ -20,12 +20,13 @@ from typing import Any, NamedTuple
 
 import pandas as pd
 
-from scalebench.analysis.intervals import NO_INTERVAL, time_interval
+from scalebench.analysis.intervals import time_interval
 from scalebench.analysis.loading import Results, cached, table_by_cell
 from scalebench.analysis.pairing import NO_BASELINE, NO_RATIO, CellComparison, Comparer, Ratio
 from scalebench.analysis.rounds import CellRuns, runs_by_cell
 from scalebench.analysis.significance import ALPHA
 from scalebench.errors import UsageError, nearest
+from scalebench.measured import UNKNOWN, Measured
 from scalebench.study.cell import CELL
 from scalebench.study.choices import LIBRARY_BASELINES, baselines_of
 
@@ -154,10 +155,7 @@ def compared_strategies(results: Results, a: str, b: str, alpha: float = ALPHA) 
             ]
             pairs.sort(key=lambda pair: pair[0].workers)
             found += comparer.family(pairs, alpha)
-    return [
-        replace(one, ratio=replace(one.ratio, mean=NO_INTERVAL, interval="")) if one.bottom.unfit else one
-        for one in found
-    ]
+    return [replace(one, ratio=replace(one.ratio, mean=UNKNOWN)) if one.bottom.unfit else one for one in found]
 
 
 def _labelled(results: Results, label: str) -> list[CellRuns]:
@@ -182,8 +180,8 @@ def difference(one: CellComparison, alpha: float = ALPHA) -> dict[str, Any]:
         "oversubscribed": a.oversubscribed or b.oversubscribed,
         "disturbed": a.disturbed or b.disturbed,
         "n": min(len(ratio.top_s), len(ratio.bottom_s)),
-        "a_s": time_interval(ratio.top_s).centre,
-        "b_s": time_interval(ratio.bottom_s).centre,
+        "a_s": time_interval(ratio.top_s).value,
+        "b_s": time_interval(ratio.bottom_s).value,
         "significant": bool(one.p_adjusted <= alpha) if one.test else None,
         "note": one.why_untested(alpha),
     }
@@ -240,7 +238,7 @@ def _of_another_batch(found: Sequence[CellRuns], cell: CellRuns) -> str:
 
 def _row(cell: CellRuns, base: Baseline, ratio: Ratio) -> dict[str, Any]:
     note = base.fault or ("" if ratio.mean.n else f"{base.name} shares no repetition with it")
-    baseline, train = time_interval(ratio.top_s).centre, time_interval(ratio.bottom_s).centre
+    baseline, train = time_interval(ratio.top_s).value, time_interval(ratio.bottom_s).value
     return {
         **cell.at._asdict(),
         "strategy": cell.strategy,
@@ -254,28 +252,29 @@ def _row(cell: CellRuns, base: Baseline, ratio: Ratio) -> dict[str, Any]:
         "train_s": train,
         "baseline_s": baseline,
         "saved_s": baseline - train,
-        "reduction": 1 - 1 / ratio.mean.centre,
-        "reduction_low": 1 - 1 / ratio.mean.low,
-        "reduction_high": 1 - 1 / ratio.mean.high,
-        **ratio.median.named("median_ratio", "median_ratio_low", "median_ratio_high"),
+        **reduction(ratio).named("reduction"),
+        **ratio.median.named("median_ratio"),
         "note": note,
     }
 
 
+def reduction(ratio: Ratio) -> Measured:
+    """Return the share of the baseline's time that is saved, of T(baseline) / T."""
+    return ratio.mean.map(lambda times: 1 - 1 / times)
+
+
 def _scaling(cell: CellRuns, serial: Ratio) -> dict[str, float]:
     per_speedup, per_efficiency = (cell.workers, 1.0) if cell.weak else (1, 1 / cell.workers)
-    values: dict[str, float] = {}
-    for suffix, value in zip(("", "_low", "_high"), serial.mean[:3], strict=True):
-        values[f"speedup{suffix}"] = value * per_speedup
-        values[f"efficiency{suffix}"] = value * per_efficiency
-    return values
+    speedup = serial.mean.map(lambda times: times * per_speedup)
+    efficiency = serial.mean.map(lambda times: times * per_efficiency)
+    return speedup.named("speedup") | efficiency.named("efficiency")
 
 
 def _parts(cell: CellRuns, allreduce: Baseline, base: Baseline) -> dict[str, object]:
     """Engine and frequency part, and their sum `split_total`, from the repetitions that all three cells have."""
     times = [other.seconds if other else {} for other in (cell, allreduce.cell, base.cell)]
     common = sorted(times[0].keys() & times[1].keys() & times[2].keys())
-    strategy, between, baseline = (time_interval([own[r] for r in common]).centre for own in times)
+    strategy, between, baseline = (time_interval([own[r] for r in common]).value for own in times)
     return {
         "engine_part": (baseline - between) / baseline,
         "frequency_part": (between - strategy) / baseline,

@@ -15,7 +15,6 @@ from scalebench.analysis.intervals import (
     METRIC_FROM,
     METRIC_RANGE,
     SAME_METRIC,
-    Interval,
     Part,
     half_width,
     interval_name,
@@ -30,6 +29,7 @@ from scalebench.analysis.rounds import MEASURED, trained
 from scalebench.analysis.rounds import timed as timed
 from scalebench.analysis.time_to_target import times_to_target
 from scalebench.formatting import is_interval
+from scalebench.measured import Measured
 from scalebench.study.cell import CELL
 from scalebench.study.choices import PER_BATCH
 from scalebench.study.spec import SIMULATED
@@ -145,8 +145,8 @@ def communication_shares(results: Results, level: float = LEVEL) -> pd.DataFrame
     for key, own in runs.groupby(CELL, dropna=False, sort=False):
         row = dict(zip(CELL, key, strict=True))
         for share in SHARES:
-            found: Interval = mean_interval(own[share], level)
-            row[share] = found.centre
+            found: Measured = mean_interval(own[share], level)
+            row[share] = found.value
             if row["execution"] in MEASURED:
                 row |= {f"{share}_low": max(found.low, 0.0), f"{share}_high": min(found.high, 1.0)}
         rows.append(row)

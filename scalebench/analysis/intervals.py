@@ -30,6 +30,8 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from scalebench.measured import Measured
+
 Array = NDArray[np.float64]
 
 LEVEL = 0.95
@@ -54,29 +56,6 @@ STOPPED_AT_ONCE, STOPPED_LATER, STOPPED_AT_MOST = 0.96, 0.986, 0.972
 RATIO_WHEN_STOPPED = 0.945
 
 
-class Interval(NamedTuple):
-    """A centre with its interval from `n` values; bounds are NaN where no interval is offered.
-
-    Numbers for one sample, arrays for many.
-    """
-
-    centre: Any
-    low: Any
-    high: Any
-    n: int = 0
-
-    def named(self, centre: str, low: str, high: str) -> dict[str, Any]:
-        """Columns of a table under these names."""
-        return {centre: self.centre, low: self.low, high: self.high}
-
-    def exp(self) -> Interval:
-        """The interval of one sample of logs on the scale of times."""
-        return Interval(math.exp(self.centre), math.exp(self.low), math.exp(self.high), self.n)
-
-
-NO_INTERVAL = Interval(math.nan, math.nan, math.nan, 0)
-
-
 class Part(NamedTuple):
     """A part of the variance of a result with its degrees of freedom; numbers or arrays."""
 
@@ -84,13 +63,13 @@ class Part(NamedTuple):
     freedom: ArrayLike
 
 
-def mean_interval(values: ArrayLike, level: float = LEVEL) -> Interval:
+def mean_interval(values: ArrayLike, level: float = LEVEL) -> Measured:
     """Arithmetic mean with a t interval."""
     x = np.asarray(values, dtype=float)
     return _around(_mean(x), half_width([of_mean(x)], level), x.shape[-1])
 
 
-def metric_interval(values: ArrayLike) -> Interval:
+def metric_interval(values: ArrayLike) -> Measured:
     """`mean_interval` from METRIC_FROM values, without bounds where all values are equal but not zero.
 
     Metrics lie on a grid of 1 / n_test: a few equal values do not show how far other seeds lie, and two values that
@@ -101,10 +80,10 @@ def metric_interval(values: ArrayLike) -> Interval:
     if found.n < MEAN_FROM:
         return found
     equal = np.ptp(x, axis=-1) <= SAME_METRIC
-    return _offered(found, np.where(equal, np.abs(found.centre) <= SAME_METRIC, found.n >= METRIC_FROM))
+    return _offered(found, np.where(equal, np.abs(found.value) <= SAME_METRIC, found.n >= METRIC_FROM))
 
 
-def unpaired_metric(a: ArrayLike, b: ArrayLike) -> Interval:
+def unpaired_metric(a: ArrayLike, b: ArrayLike) -> Measured:
     """mean(a) - mean(b) of two independent samples of a metric, Welch's interval from METRIC_FROM values of each.
 
     Without bounds where neither sample varies.
@@ -120,7 +99,7 @@ def difference_interval(
     *,
     draws: tuple[bool, bool] = (False, False),
     error: Part | None = None,
-) -> Interval:
+) -> Measured:
     """mean(a) - mean(b) of two independent samples, Welch's interval.
 
     `draws` marks samples that are draws of one calibration: their variance is not divided by n. `error` is a further
@@ -131,7 +110,7 @@ def difference_interval(
     return _around(_mean(a) - _mean(b), half_width([*parts, *([error] if error else [])], level), a.shape[-1])
 
 
-def calibration_interval(logs: ArrayLike, error: Part | None = None, level: float = LEVEL) -> Interval:
+def calibration_interval(logs: ArrayLike, error: Part | None = None, level: float = LEVEL) -> Measured:
     """Mean log of virtual times or ratios, with the uncertainty of their calibration.
 
     `error` is the virtual-native error (`native_check.VirtualError`): of a time what it has of its own.
@@ -140,7 +119,7 @@ def calibration_interval(logs: ArrayLike, error: Part | None = None, level: floa
     return _around(_mean(x), half_width([of_draw(x), *([error] if error else [])], level), x.shape[-1])
 
 
-def median_interval(values: ArrayLike, level: float = LEVEL) -> Interval:
+def median_interval(values: ArrayLike, level: float = LEVEL) -> Measured:
     """Median with its interval between order statistics, from MEDIAN_FROM values."""
     x = np.sort(np.asarray(values, dtype=float), axis=-1)
     n = x.shape[-1]
@@ -150,34 +129,34 @@ def median_interval(values: ArrayLike, level: float = LEVEL) -> Interval:
         return _around(centre, np.full(np.shape(centre), math.nan), n)
     low = (1 - inwards) * x[..., rank] + inwards * x[..., rank + 1]
     high = (1 - inwards) * x[..., n - 1 - rank] + inwards * x[..., n - 2 - rank]
-    return Interval(centre, low, high, n)
+    return Measured(centre, low, high, n)
 
 
-def time_interval(seconds: ArrayLike, level: float = LEVEL) -> Interval:
+def time_interval(seconds: ArrayLike, level: float = LEVEL) -> Measured:
     """Geometric mean of positive times with a t interval on their logs."""
-    return mean_interval(np.log(np.asarray(seconds, dtype=float)), level).exp()
+    return mean_interval(np.log(np.asarray(seconds, dtype=float)), level).map(math.exp)
 
 
-def median_time(seconds: ArrayLike, level: float = LEVEL) -> Interval:
+def median_time(seconds: ArrayLike, level: float = LEVEL) -> Measured:
     """Median of positive times with its interval."""
     x = np.asarray(seconds, dtype=float)
-    found = median_interval(np.log(x), level).exp()
-    return found._replace(centre=float(np.median(x))) if found.n else found
+    found = median_interval(np.log(x), level).map(math.exp)
+    return found._replace(value=float(np.median(x))) if found.n else found
 
 
-def paired_ratio(numerator: ArrayLike, denominator: ArrayLike, level: float = LEVEL) -> Interval:
+def paired_ratio(numerator: ArrayLike, denominator: ArrayLike, level: float = LEVEL) -> Measured:
     """Geometric mean of numerator_i / denominator_i with a t interval on the log ratios."""
-    return mean_interval(_log_ratios(numerator, denominator), level).exp()
+    return mean_interval(_log_ratios(numerator, denominator), level).map(math.exp)
 
 
-def median_ratio(numerator: ArrayLike, denominator: ArrayLike, level: float = LEVEL) -> Interval:
+def median_ratio(numerator: ArrayLike, denominator: ArrayLike, level: float = LEVEL) -> Measured:
     """Median of numerator_i / denominator_i on logs, with its interval; the inverse ratio has the inverse median."""
-    return median_interval(_log_ratios(numerator, denominator), level).exp()
+    return median_interval(_log_ratios(numerator, denominator), level).map(math.exp)
 
 
-def unpaired_ratio(numerator: Sequence[float], denominator: Sequence[float], level: float = LEVEL) -> Interval:
+def unpaired_ratio(numerator: Sequence[float], denominator: Sequence[float], level: float = LEVEL) -> Measured:
     """Ratio of geometric means of two independent samples with Welch's t interval on logs."""
-    return difference_interval(np.log(numerator), np.log(denominator), level).exp()
+    return difference_interval(np.log(numerator), np.log(denominator), level).map(math.exp)
 
 
 def relative_width(logs: ArrayLike, level: ArrayLike = LEVEL) -> Array:
@@ -330,11 +309,11 @@ def _variance(x: Array) -> Array:
     return np.asarray(x.var(axis=-1, ddof=1) if x.shape[-1] > 1 else np.full(x.shape[:-1], math.nan))
 
 
-def _around(centre: Any, half: Array, n: int) -> Interval:
-    return Interval(centre, centre - half, centre + half, n)
+def _around(centre: Any, half: Array, n: int) -> Measured:
+    return Measured(centre, centre - half, centre + half, n)
 
 
-def _offered(found: Interval, known: ArrayLike) -> Interval:
+def _offered(found: Measured, known: ArrayLike) -> Measured:
     """The interval without its bounds where they are not `known`."""
     low, high = (np.where(known, bound, math.nan)[()] for bound in (found.low, found.high))
     return found._replace(low=low, high=high)

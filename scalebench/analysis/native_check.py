@@ -155,7 +155,9 @@ def agreement(results: Results) -> pd.DataFrame:
         if virtual.empty:
             continue
         steady, simulated = _steady(native, virtual)
-        ratio = difference_interval(np.log(virtual["train_s"]), np.log(native["train_s"]), draws=(True, False)).exp()
+        ratio = difference_interval(np.log(virtual["train_s"]), np.log(native["train_s"]), draws=(True, False)).map(
+            math.exp
+        )
         rows.append(
             {
                 "label": label,
@@ -164,15 +166,15 @@ def agreement(results: Results) -> pd.DataFrame:
                 "engine": engine,
                 "oversubscribed": bool(native["oversubscribed"].any()),
                 "disturbed": bool(native["disturbed"].any()),
-                "native_s": time_interval(native["train_s"].tolist()).centre,
-                "native_median_s": median_time(native["train_s"].tolist()).centre,
-                "virtual_s": time_interval(virtual["train_s"].tolist()).centre,
-                **ratio.named("ratio", "ratio_low", "ratio_high"),
+                "native_s": time_interval(native["train_s"].tolist()).value,
+                "native_median_s": median_time(native["train_s"].tolist()).value,
+                "virtual_s": time_interval(virtual["train_s"].tolist()).value,
+                **ratio.named("ratio"),
                 "native_deviation": float(np.log(steady).std()),
                 "ratio_at_speed": float(simulated.median() / steady.median()),
                 "n_native": len(native),
                 "n_virtual": len(virtual),
-                "error": ratio.centre - 1,
+                "error": ratio.value - 1,
             }
         )
     return pd.DataFrame(rows, columns=_COLUMNS)

@@ -19,8 +19,6 @@ import numpy as np
 from scalebench.analysis.environment import calibration_of, states_steps
 from scalebench.analysis.intervals import (
     LEVEL,
-    NO_INTERVAL,
-    Interval,
     Part,
     calibration_interval,
     difference_interval,
@@ -47,6 +45,7 @@ from scalebench.analysis.significance import (
     signed_rank_test,
 )
 from scalebench.formatting import counted, is_interval
+from scalebench.measured import UNKNOWN, Measured
 
 NO_BASELINE = "and so no baseline"
 
@@ -56,25 +55,24 @@ class Ratio:
     """Ratio of two cells' times: `mean` of geometric means, `median` of pairs (with an interval from six pairs).
 
     `top_s` and `bottom_s` are the times used: those of common rounds where `paired`, else all. `left_out` counts common
-    rounds in which the two did not run side by side. `interval` names the interval, empty without one.
+    rounds in which the two did not run side by side.
     """
 
-    mean: Interval
-    median: Interval
+    mean: Measured
+    median: Measured
     top_s: list[float]
     bottom_s: list[float]
     paired: bool
-    interval: str
     left_out: int = 0
 
     @property
     def columns(self) -> dict[str, object]:
         """The columns that every table of ratios has."""
-        ratio = self.mean.named("ratio", "ratio_low", "ratio_high")
-        return {"paired": self.paired, "left_out": self.left_out, **ratio, "interval": self.interval}
+        facts = {"paired": self.paired, "left_out": self.left_out, "interval": self.mean.kind}
+        return facts | self.mean.named("ratio")
 
 
-NO_RATIO = Ratio(NO_INTERVAL, NO_INTERVAL, [], [], False, "")
+NO_RATIO = Ratio(UNKNOWN, UNKNOWN, [], [], False)
 
 
 @dataclass(frozen=True)
@@ -87,7 +85,7 @@ class CellComparison:
     top: CellRuns
     bottom: CellRuns
     ratio: Ratio
-    metric: Interval  # top - bottom
+    metric: Measured  # top - bottom
     test: RankTest | None
     p_adjusted: float
     repetitions_needed: int
@@ -114,7 +112,7 @@ class CellComparison:
                 f"label_{suffix}": cell.label,
                 f"n_{suffix}": len(cell.seconds),
             }
-            row[f"metric_{suffix}"] = mean_interval(metrics).centre
+            row[f"metric_{suffix}"] = mean_interval(metrics).value
         return row | self.metric.named("metric_difference", "metric_low", "metric_high")
 
     def why_untested(self, alpha: float) -> str:
@@ -161,14 +159,15 @@ class Comparer:
             above, below = paired_times(top, bottom)
         else:
             above, below = list(top.seconds.values()), list(bottom.seconds.values())
-        mean = self._mean(top, bottom, above, below, paired) if above and below else NO_INTERVAL
-        median = median_ratio(above, below) if paired and above else NO_INTERVAL
+        mean = self._mean(top, bottom, above, below, paired) if above and below else UNKNOWN
+        median = median_ratio(above, below) if paired and above else UNKNOWN
         if simulated:
             median = median._replace(low=math.nan, high=math.nan)
         varies = is_interval(mean.low, mean.high)
         name = interval_name(top.execution, error=error_name(self.error_of(0)), varies=varies, stated=self.stated)
         left_out = len(top.seconds.keys() & bottom.seconds.keys()) - len(above) if paired else 0
-        return Ratio(mean, median, above, below, paired, name if math.isfinite(mean.low) else "", left_out)
+        mean = mean._replace(kind=name if math.isfinite(mean.low) else "")
+        return Ratio(mean, median, above, below, paired, left_out)
 
     def family(self, pairs: Sequence[tuple[CellRuns, CellRuns]], alpha: float = ALPHA) -> list[CellComparison]:
         """Compare (top, bottom) pairs of one execution, tested as one family that leaves unfit cells out.
@@ -192,25 +191,25 @@ class Comparer:
             found.append(CellComparison(top, bottom, ratio, metric, test, p_adjusted, needed, len(asked)))
         return found
 
-    def time(self, cell: CellRuns, side: int) -> Interval:
+    def time(self, cell: CellRuns, side: int) -> Measured:
         """Geometric mean of a cell's times, of study a (0) or b (1)."""
         seconds = list(cell.seconds.values())
         level = float(level_of(self.studies[side], len(seconds)))
         if cell.execution in MEASURED:
             return time_interval(seconds, level)
         error = self.error_of(side)
-        return calibration_interval(np.log(seconds), error.own(cell.label) if error else None, level).exp()
+        return calibration_interval(np.log(seconds), error.own(cell.label) if error else None, level).map(math.exp)
 
-    def _mean(self, top: CellRuns, bottom: CellRuns, above: list[float], below: list[float], paired: bool) -> Interval:
+    def _mean(self, top: CellRuns, bottom: CellRuns, above: list[float], below: list[float], paired: bool) -> Measured:
         if top.execution in MEASURED:
             return (paired_ratio if paired else unpaired_ratio)(above, below, self.level)
         error = self.error_of_ratio(top, bottom)
         if paired or self.one_study:
             if above == below:  # one computation made twice, such as averaging once per epoch and serial at one worker
-                return Interval(1.0, 1.0, 1.0, len(above))
-            return calibration_interval(np.log(above) - np.log(below), error, LEVEL).exp()
+                return Measured(1.0, 1.0, 1.0, len(above))
+            return calibration_interval(np.log(above) - np.log(below), error, LEVEL).map(math.exp)
         level = float(max(level_of(study, min(len(above), len(below))) for study in self.studies))
-        return difference_interval(np.log(above), np.log(below), level, draws=(True, True), error=error).exp()
+        return difference_interval(np.log(above), np.log(below), level, draws=(True, True), error=error).map(math.exp)
 
     def error_of_ratio(self, top: CellRuns, bottom: CellRuns) -> Part | None:
         """Variance of a ratio of virtual times from the virtual-native error.
@@ -225,7 +224,7 @@ class Comparer:
             return a.ratio(top.label, bottom.label)
         return VirtualError(math.hypot(a.rms, b.rms), min(a.checks, b.checks)).whole()
 
-    def _metric(self, top: CellRuns, bottom: CellRuns) -> Interval:
+    def _metric(self, top: CellRuns, bottom: CellRuns) -> Measured:
         """metric(top) - metric(bottom), paired by common seeds; Welch's for two studies without any."""
         seeds = sorted(top.metrics.keys() & bottom.metrics.keys())
         if seeds or self.one_study or not (top.metrics and bottom.metrics):

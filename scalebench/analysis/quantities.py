@@ -21,6 +21,7 @@ from scalebench.formatting import (
     marks,
     metric_word,
 )
+from scalebench.measured import Measured
 from scalebench.study.cell import CELL, group_of
 from scalebench.study.choices import PER_BATCH
 from scalebench.tables.table import (
@@ -34,7 +35,6 @@ from scalebench.tables.table import (
     TIME,
     TIME_ALONE,
     Column,
-    Measured,
     fields,
     text,
 )
@@ -54,11 +54,6 @@ def _time(row: Row) -> Measured:
     return Measured(time.value) if marks(row) and not is_supported(*time[:3]) else time
 
 
-def _to_target(names: str) -> Any:
-    read = fields(names)
-    return lambda row: read(row)._replace(mark=censor_mark(row))
-
-
 STRATEGY: Column[Row] = Column("strategy", text("label"), left=True)
 EXECUTION: Column[Row] = Column(
     "execution",
@@ -67,7 +62,7 @@ EXECUTION: Column[Row] = Column(
     left=True,
 )
 WORKERS: Column[Row] = Column("workers", fields("workers"), COUNT)
-WORKERS_MARKED = replace(WORKERS, of=lambda row: Measured(row["workers"], mark=marks(row)))  # where no column has marks
+WORKERS_MARKED = replace(WORKERS, mark=marks)  # where no column has marks
 
 
 def quantities(metrics: Collection[str]) -> dict[str, Column[Row]]:
@@ -75,10 +70,9 @@ def quantities(metrics: Collection[str]) -> dict[str, Column[Row]]:
 
     `metrics` are the names of the metrics of the cells; where these are several, each number has its own behind it.
     """
-    read = fields("metric metric_low metric_high")
 
-    def metric(row: Row) -> Measured:
-        return read(row)._replace(mark=f" {metric_word(str(row['metric_name']))}" if len(set(metrics)) > 1 else "")
+    def name_of_metric(row: Row) -> str:
+        return f" {metric_word(str(row['metric_name']))}" if len(set(metrics)) > 1 else ""
 
     head = metric_head(metrics)
     saved = "1 - T(strategy) / T({}), with its interval"
@@ -91,11 +85,13 @@ def quantities(metrics: Collection[str]) -> dict[str, Column[Row]]:
         ),
         "spread": Column("spread", fields("spread"), SHARE, "coefficient of variation", spare=4),
         "target": Column(
-            *("time to target", _to_target("time_to_target_s target_low_s target_high_s"), TIME),
+            *("time to target", fields("time_to_target_s target_low_s target_high_s"), TIME),
             "training time until the target; a Kaplan-Meier median where runs stayed below",
+            mark=censor_mark,
         ),
         "epochs": Column(
-            "epochs to target", _to_target("epochs_to_target"), EPOCHS, "median number of epochs until then"
+            *("epochs to target", fields("epochs_to_target"), EPOCHS, "median number of epochs until then"),
+            mark=censor_mark,
         ),
         "speedup": Column(
             *("speedup", fields("speedup speedup_low speedup_high"), SPEEDUP),
@@ -118,7 +114,11 @@ def quantities(metrics: Collection[str]) -> dict[str, Column[Row]]:
             for of, words in (("", ""), ("target-", "to target "))
             for name in PER_BATCH
         },
-        "metric": Column(head, metric, METRIC, "mean over seeds, with its 95 % confidence interval"),
+        "metric": Column(
+            *(head, fields("metric metric_low metric_high"), METRIC),
+            "mean over seeds, with its 95 % confidence interval",
+            mark=name_of_metric,
+        ),
         "metric-vs-allreduce": Column(
             f"{head} vs allreduce", _verdict, meaning="better, worse, equal or undecided, as `scalebench compare` says"
         ),

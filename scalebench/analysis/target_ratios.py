@@ -13,7 +13,7 @@ from typing import Any
 
 import pandas as pd
 
-from scalebench.analysis.comparing import Baseline, Baselines
+from scalebench.analysis.comparing import Baseline, Baselines, reduction
 from scalebench.analysis.loading import Results, cached, table_by_cell
 from scalebench.analysis.pairing import NO_RATIO, Comparer, Ratio
 from scalebench.analysis.rounds import MEASURED, CellRuns, runs_by_cell
@@ -57,14 +57,15 @@ def _simulated(ratio: Ratio, base: CellRuns, cell: CellRuns, comparer: Comparer)
         [parts[0][at] / parts[1][at] for at in rounds],
         comparer.error_of_ratio(base, cell),
     )
-    return replace(ratio, mean=mean, interval=f"{ratio.interval}{OVER_SEEDS}" if ratio.interval else "")
+    kind = ratio.mean.kind
+    return replace(ratio, mean=mean._replace(kind=f"{kind}{OVER_SEEDS}" if kind else ""))
 
 
 def _row(cell: CellRuns, base: Baseline, comparer: Comparer) -> dict[str, Any]:
     ratio, note = NO_RATIO, base.fault
-    own, other = time_to_target(cell, comparer).centre, math.nan
+    own, other = time_to_target(cell, comparer).value, math.nan
     if base.cell is not None:
-        other = time_to_target(base.cell, comparer).centre
+        other = time_to_target(base.cell, comparer).value
         if math.isinf(own) or math.isinf(other):
             never = " and ".join(label for label, time in ((cell.label, own), (base.name, other)) if math.isinf(time))
             note = f"at most half of the runs of {never} reached the target"
@@ -72,9 +73,9 @@ def _row(cell: CellRuns, base: Baseline, comparer: Comparer) -> dict[str, Any]:
             ratio = comparer.ratio(until_target(base.cell), until_target(cell))
             if cell.execution not in MEASURED:
                 ratio = _simulated(ratio, base.cell, cell, comparer)
-    saved = [1 - 1 / value for value in ratio.mean[:3]]
+    saved = reduction(ratio)
     if not ratio.mean.n and not note:
-        saved[0] = 1 - own / other
+        saved = saved._replace(value=1 - own / other)
     return {
         **cell.at._asdict(),
         "strategy": cell.strategy,
@@ -85,9 +86,7 @@ def _row(cell: CellRuns, base: Baseline, comparer: Comparer) -> dict[str, Any]:
         "n": ratio.mean.n,
         "time_to_target_s": own,
         "baseline_s": other,
-        "reduction": saved[0],
-        "reduction_low": saved[1],
-        "reduction_high": saved[2],
-        "interval": ratio.interval,
+        **saved.named("reduction"),
+        "interval": saved.kind,
         "note": note,
     }

@@ -25,7 +25,6 @@ from scalebench.analysis.intervals import (
     LEVEL,
     MEDIAN_FROM,
     Array,
-    Interval,
     Part,
     half_width,
     interval_name,
@@ -38,6 +37,7 @@ from scalebench.analysis.native_check import error_name
 from scalebench.analysis.pairing import Comparer
 from scalebench.analysis.rounds import MEASURED, CellRuns, runs_by_cell
 from scalebench.formatting import is_interval
+from scalebench.measured import Measured
 from scalebench.study.cell import CELL
 
 SURVIVAL = "95 % confidence interval of the Kaplan-Meier median"
@@ -85,7 +85,7 @@ def times_to_target(results: Results) -> pd.DataFrame:
                 "n_reached": len(cell.to_target),
                 **time.named("time_to_target_s", "target_low_s", "target_high_s"),
                 "target_interval": "" if math.isnan(time.low) else interval,
-                "epochs_to_target": epochs.centre,
+                "epochs_to_target": epochs.value,
             }
         )
     return table_by_cell(rows, COLUMNS)
@@ -112,7 +112,7 @@ def shares(cell: CellRuns) -> dict[int, float]:
     return {at: time / cell.seconds[at] for at, time in cell.to_target.items()}
 
 
-def time_to_target(cell: CellRuns, comparer: Comparer) -> Interval:
+def time_to_target(cell: CellRuns, comparer: Comparer) -> Measured:
     """Time to the target of a cell, as described above."""
     if not reached_by_all(cell):
         end = max((cell.seconds[at] for at in cell.aimed), default=math.nan)
@@ -130,12 +130,12 @@ def time_to_target(cell: CellRuns, comparer: Comparer) -> Interval:
 
 def simulated_interval(
     draws: Sequence[float], shares: Sequence[float], error: Part | None, level: float = LEVEL
-) -> Interval:
+) -> Measured:
     """Geometric mean of draws_i x shares_i, where draws vary with the calibration and shares with the seed."""
     x, y = np.log(draws), np.log(shares)
     parts = [of_draw(x), of_mean(y), *([error] if error else [])]
     centre, half = float(x.mean() + y.mean()), float(half_width(parts, level))
-    return Interval(centre, centre - half, centre + half, len(x)).exp()
+    return Measured(centre, centre - half, centre + half, len(x)).map(math.exp)
 
 
 CENSORED = {
@@ -154,7 +154,7 @@ def censor_mark(cell: Mapping[Hashable, Any]) -> str:
     return f"{cell['n_reached']:.0f} of {cell['n_aimed']:.0f}" if cell["n_reached"] > 0 else ""
 
 
-def survival_median(reached: Sequence[float], censored: Sequence[float], level: float = LEVEL) -> Interval:
+def survival_median(reached: Sequence[float], censored: Sequence[float], level: float = LEVEL) -> Measured:
     """Median of the Kaplan-Meier curve of times `reached` and `censored`, with its interval from MEDIAN_FROM runs.
 
     The interval holds the times at which the interval of the curve holds one half (Brookmeyer and Crowley, Biometrics
@@ -163,7 +163,7 @@ def survival_median(reached: Sequence[float], censored: Sequence[float], level: 
     """
     n = len(reached) + len(censored)
     if not reached:
-        return Interval(math.inf if n else math.nan, math.nan, math.nan, n)
+        return Measured(math.inf if n else math.nan, math.nan, math.nan, n)
     times, events = np.unique(np.asarray(reached, dtype=float), return_counts=True)
     every = np.sort(np.concatenate([np.asarray(reached, dtype=float), np.asarray(censored, dtype=float)]))
     at_risk = n - np.searchsorted(every, times, side="left")
@@ -172,14 +172,14 @@ def survival_median(reached: Sequence[float], censored: Sequence[float], level: 
     if math.isfinite(centre) and abs(curve[times == centre][0] - _HALF) <= _ROUNDING:
         centre = (centre + _first(times, curve + 2 * _ROUNDING)) / 2
     if n < MEDIAN_FROM:
-        return Interval(centre, math.nan, math.nan, n)
+        return Measured(centre, math.nan, math.nan, n)
     from scipy.special import ndtri  # scipy.stats, which has the curve, takes seconds to import
 
     with np.errstate(divide="ignore", invalid="ignore"):
         variance = np.cumsum(events / (at_risk * (at_risk - events)))
         half = ndtri((1 + level) / 2) * np.sqrt(variance) / np.abs(np.log(curve))
         low, high = (_first(times, curve ** np.exp(side * half)) for side in (1, -1))
-    return Interval(centre, low, high, n)
+    return Measured(centre, low, high, n)
 
 
 def _first(times: Array, curve: Array) -> float:

@@ -29,13 +29,14 @@ import pandas as pd
 
 from scalebench.analysis.comparability import Difference, changed, refuse_unless_equal
 from scalebench.analysis.comparing import compared_strategies
-from scalebench.analysis.intervals import Interval, median_time
+from scalebench.analysis.intervals import median_time
 from scalebench.analysis.loading import Results, cells_in
 from scalebench.analysis.native_check import VirtualError
 from scalebench.analysis.pairing import CellComparison, Comparer
 from scalebench.analysis.rounds import MEASURED, CellRuns, runs_by_cell, spread
 from scalebench.analysis.significance import ALPHA, enough_runs, repeat_option
 from scalebench.errors import UsageError, nearest
+from scalebench.measured import Measured
 from scalebench.strategies.registry import is_deterministic
 from scalebench.study.cell import Cell, in_words
 
@@ -224,7 +225,7 @@ def _label(results: Results, name: str) -> str:
     return str(labels[0])
 
 
-def verdict_of_time(ratio: Interval, threshold: float) -> Verdict:
+def verdict_of_time(ratio: Measured, threshold: float) -> Verdict:
     """Verdict on T_B / T_A."""
     low, high, limit = math.log(ratio.low), math.log(ratio.high), math.log1p(threshold)
     if low > limit:
@@ -258,7 +259,7 @@ def _row(one: CellComparison, comparer: Comparer, threshold: float, metric_margi
     for side, (name, cell) in enumerate((("a", a), ("b", b))):
         times = list(cell.seconds.values())
         row |= comparer.time(cell, side).named(f"{name}_s", f"{name}_low", f"{name}_high")
-        row |= {f"{name}_median_s": median_time(times).centre, f"{name}_spread": spread(np.log(times))}
+        row |= {f"{name}_median_s": median_time(times).value, f"{name}_spread": spread(np.log(times))}
     return row
 
 

@@ -212,7 +212,7 @@ def _expected(table: Table) -> Table:
         assert count is not None
         key = (str(row[strategy].text), str(row[execution].text))
         before = largest[key][workers].number if key in largest else None
-        if not count.mark and (before is None or count.value >= before.value):
+        if not row[workers].mark and (before is None or count.value >= before.value):
             largest[key] = row
     return replace(table, title="", rows=list(largest.values()), notes=[])
 

@@ -131,8 +131,9 @@ def _at_ends(found: Plan) -> str:
 
 
 def _table(planner: Planner, found: Plan) -> Table:
+    from scalebench.measured import Measured
     from scalebench.pricing.decision import SPAN
-    from scalebench.tables.table import COUNT, MEMORY, NUMBER, TIME_ALONE, Column, Measured, Table
+    from scalebench.tables.table import COUNT, MEMORY, NUMBER, TIME_ALONE, Column, Table
 
     def recomputed(step: Step) -> str:
         return str(step.layout.strategy.options.get("recompute", EMPTY))
@@ -178,7 +179,8 @@ def _layout(step: Step) -> str:
 
 def _stages(planner: Planner, found: Plan) -> Iterator[Table]:
     """Yield the stages of the fastest layout that has several."""
-    from scalebench.tables.table import COUNT, MEMORY, TIME_ALONE, Column, Measured, Table
+    from scalebench.measured import Measured
+    from scalebench.tables.table import COUNT, MEMORY, TIME_ALONE, Column, Table
 
     step = next((step for step in found.steps if step.layout.mesh.pipeline > 1), None)
     if step is None:

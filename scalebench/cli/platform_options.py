@@ -215,13 +215,13 @@ def _jitter(
 
 def _device(workload: Workload, flags: dict[str, Any], measured: Calibration | None) -> TimeModel:
     """Return what gives the times of a step: a calibration, a stated time, one of them scaled, or a device."""
-    from scalebench.pricing.devices import Measured, Scaled, Stated
+    from scalebench.pricing.devices import MeasuredSteps, Scaled, Stated
     from scalebench.pricing.published_steps import published_step
 
     base: TimeModel | None = None
     if measured is not None:
         of = measured.measured
-        base = Measured(tuple(measured.tables), of.machine if of else "", of is not None and of.device != "cpu")
+        base = MeasuredSteps(tuple(measured.tables), of.machine if of else "", of is not None and of.device != "cpu")
     elif flags["step_time"] is not None:
         base = Stated(flags["step_time"], flags["step_batch"] or flags["batch"] or 64)
     if flags["measured_on"] is not None:

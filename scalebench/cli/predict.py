@@ -160,15 +160,19 @@ def _draw(path: Path, predictor: Predictor, grid: Grid) -> None:
 
 
 def _table(predictor: Predictor, grid: Grid, to_target: dict[int, Target]) -> Table:
+    from scalebench.measured import Measured
     from scalebench.pricing.decision import SPAN
-    from scalebench.tables.table import COUNT, MEMORY, NUMBER, SHARE, TIME_ALONE, Column, Measured, Table
+    from scalebench.tables.table import COUNT, MEMORY, NUMBER, SHARE, TIME_ALONE, Column, Table
 
     def of_epoch(value: Callable[[Point], float]) -> Callable[[_Row], Measured]:
         return lambda each: Measured(value(each[0]) / each[0].epochs)
 
-    def workers(each: _Row) -> Measured:
+    def is_outside(each: _Row) -> str:
         point, aim = each
-        return Measured(point.workers, mark="*" * bool(point.outside or (aim and aim.beyond)))
+        return "*" * bool(point.outside or (aim and aim.beyond))
+
+    def is_too_large(each: _Row) -> str:
+        return "!" * bool(each[0].lacking)
 
     def to_the_target(each: _Row) -> Measured:
         point, aim = each
@@ -177,7 +181,7 @@ def _table(predictor: Predictor, grid: Grid, to_target: dict[int, Target]) -> Ta
     has_stages = any(point.mesh.pipeline > 1 for point in grid.points)
     columns: list[Column[_Row]] = [
         Column("strategy", lambda each: str(each[0].strategy), shared=True),
-        Column("workers", workers, COUNT),
+        Column("workers", lambda each: Measured(each[0].workers), COUNT, mark=is_outside),
         Column("step", lambda each: Measured(each[0].step_s), TIME_ALONE),
         Column("epoch", lambda each: Measured(each[0].epoch_s), TIME_ALONE, spare=5),
         Column("training", lambda each: Measured(each[0].train_s, each[0].low_s, each[0].high_s), SPAN),
@@ -189,9 +193,7 @@ def _table(predictor: Predictor, grid: Grid, to_target: dict[int, Target]) -> Ta
         Column("waiting", of_epoch(lambda point: point.wait_s), TIME_ALONE, spare=7),
         *([Column("bubble", of_epoch(_bubble), TIME_ALONE, spare=7)] if has_stages else []),
         Column("hours", lambda each: Measured(each[0].worker_hours), NUMBER, spare=2),
-        Column(
-            "memory", lambda each: Measured(each[0].memory.total, mark="!" * bool(each[0].lacking)), MEMORY, spare=3
-        ),
+        Column("memory", lambda each: Measured(each[0].memory.total), MEMORY, spare=3, mark=is_too_large),
         Column("bound by", lambda each: each[0].binds, left=True),
     ]
     title = f"modelled ({predictor.platform.device.source}): {predictor.training}"

@@ -12,8 +12,9 @@ import rich_click as click
 
 from scalebench.cli.run_common import RUNS_LEFT
 from scalebench.formatting import counted
+from scalebench.measured import Measured
 from scalebench.tables.screen import print_results
-from scalebench.tables.table import COUNT, Column, Measured, Table
+from scalebench.tables.table import COUNT, Column, Table
 
 if TYPE_CHECKING:
     from scalebench.batch.standing import ShardStanding

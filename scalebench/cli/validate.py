@@ -12,18 +12,8 @@ from scalebench.cli.formats import format_option, show_tables
 from scalebench.cli.options import FILE, FOLDER, PATH
 from scalebench.errors import ResultsError, UsageError
 from scalebench.formatting import counted, share
-from scalebench.tables.table import (
-    CHANGE,
-    COUNT,
-    SHARE,
-    TIME_ALONE,
-    TWO_DIGITS,
-    Column,
-    Measured,
-    Table,
-    fields,
-    text,
-)
+from scalebench.measured import Measured
+from scalebench.tables.table import CHANGE, COUNT, SHARE, TIME_ALONE, TWO_DIGITS, Column, Table, fields, text
 
 if TYPE_CHECKING:
     import pandas as pd

@@ -276,8 +276,9 @@ def _where(cells: Sequence[str], of: int) -> str:
 
 
 def _rows(predictor: Predictor, strategies: Sequence[Component], planes: Sequence[Plane]) -> Table:
+    from scalebench.measured import Measured
     from scalebench.pricing.decision import SPAN
-    from scalebench.tables.table import CHANGE, SHARE, Column, Measured, Table, fields, text
+    from scalebench.tables.table import CHANGE, SHARE, Column, Table, fields, text
 
     axes, rows = planes[0].axes, []
     for strategy, plane in zip(strategies, planes, strict=True):
@@ -292,9 +293,8 @@ def _rows(predictor: Predictor, strategies: Sequence[Component], planes: Sequenc
                     **{axis.name: axis.text(value) for axis, value in zip(axes, values, strict=True)},
                     "training": Measured(time, float(plane.low.flat[place]), float(plane.high.flat[place])),
                     "difference": math.nan if place == 0 else time / first - 1,
-                    "efficiency": Measured(
-                        float(plane.efficiency.flat[place]), mark="*" * bool(plane.marked.flat[place])
-                    ),
+                    "efficiency": Measured(float(plane.efficiency.flat[place])),
+                    "outside": "*" * bool(plane.marked.flat[place]),
                     "bound by": plane.components[plane.bound.flat[place]],
                 }
             )
@@ -303,7 +303,7 @@ def _rows(predictor: Predictor, strategies: Sequence[Component], planes: Sequenc
         *(Column(axis.name, text(axis.name)) for axis in axes),
         Column("training", itemgetter("training"), SPAN),
         Column("difference", fields("difference"), CHANGE),
-        Column("efficiency", itemgetter("efficiency"), SHARE),
+        Column("efficiency", itemgetter("efficiency"), SHARE, mark=itemgetter("outside")),
         Column("bound by", text("bound by"), left=True),
     ]
     title = f"modelled ({predictor.platform.device.source}): {predictor.training}"

@@ -25,6 +25,7 @@ from scalebench.cluster.network import ALLREDUCE
 from scalebench.cluster.spec import Cluster, Congestion, doublings
 from scalebench.errors import ClusterError
 from scalebench.formatting import digits, seconds
+from scalebench.measured import Measured
 
 NODE_COUNTS = 3  # above one, of which congestion can be told from latency and bandwidth
 MOST_GROWTH = 0.2  # per doubling of nodes, in intervals where congestion is not fitted; an assumption
@@ -45,21 +46,13 @@ class Transfer(NamedTuple):
     seconds: float
 
 
-class Estimate(NamedTuple):
-    """A fitted number with its 95 % interval."""
-
-    value: float
-    low: float
-    high: float
-
-
 @dataclass(frozen=True)
 class Piece:
     """Latency (s) and bandwidth (bytes/s) of messages up to `up_to` bytes."""
 
     up_to: float
-    latency_s: Estimate
-    bandwidth: Estimate
+    latency_s: Measured
+    bandwidth: Measured
 
 
 @dataclass(frozen=True)
@@ -68,7 +61,7 @@ class LinkFit:
 
     algorithm: str
     pieces: tuple[Piece, ...]
-    congestion: Estimate
+    congestion: Measured
     r2: float
     deviation: float  # of ln(T / measured)
     notes: tuple[str, ...]
@@ -78,7 +71,7 @@ class LinkFit:
     _quantile: float
     _fits_growth: bool
 
-    def seconds(self, ranks: int, nodes: int, nbytes: float) -> Estimate:
+    def seconds(self, ranks: int, nodes: int, nbytes: float) -> Measured:
         """Return seconds of the collective with its 95 % prediction interval, which widens outside the measured."""
         row = Transfer(ranks, nodes, nbytes, 1.0)
         parameters = _parameters_of(self)
@@ -89,7 +82,7 @@ class LinkFit:
         variance += (PER_DOUBLING * self.distance(ranks, nodes, nbytes)) ** 2
         half = self._quantile * math.sqrt(variance)
         growth = 0.0 if self._fits_growth else math.log1p(self.congestion.high * doublings(nodes))
-        return Estimate(math.exp(centre), math.exp(centre - half), math.exp(centre + math.hypot(half, growth)))
+        return Measured(math.exp(centre), math.exp(centre - half), math.exp(centre + math.hypot(half, growth)))
 
     def __str__(self) -> str:
         """`ring, latency 0.5 ms, 4.4 MB/s, congestion 0.10 (0 to 0.2) for each doubling of nodes`."""
@@ -180,7 +173,7 @@ def fit_links(
         (a, b), (da, db) = parameters[2 * position :][:2], spread[2 * position :][:2]
         with np.errstate(over="ignore"):  # without end, where the rows do not show it
             latency, bandwidth = np.exp((a, a - da, a + da)), np.exp((-b, -b - db, -b + db))
-        found.append(Piece(limit, Estimate(*latency.tolist()), Estimate(*bandwidth.tolist())))
+        found.append(Piece(limit, Measured(*latency.tolist()), Measured(*bandwidth.tolist())))
     growth, wide = float(parameters[-1]), float(spread[-1])
     notes = []
     counts = sorted({row.nodes for row in rows})
@@ -194,7 +187,7 @@ def fit_links(
     return LinkFit(
         algorithm=algorithm,
         pieces=tuple(found),
-        congestion=Estimate(growth, max(0.0, growth - wide), growth + wide),
+        congestion=Measured(growth, max(0.0, growth - wide), growth + wide),
         r2=1 - float(residuals @ residuals) / total if total > 0 else math.nan,
         deviation=deviation,
         notes=tuple(notes),
@@ -299,7 +292,7 @@ def _within(row: Transfer, inside: LinkFit | None) -> float:
     """Return seconds on the links of a node, in algorithms that climb levels; a ring crosses one kind at a time."""
     if inside is None or row.nodes == 1 or inside.algorithm == "ring" or row.ranks <= row.nodes:
         return 0.0
-    return inside.seconds(-(-row.ranks // row.nodes), 1, row.nbytes).value
+    return float(inside.seconds(-(-row.ranks // row.nodes), 1, row.nbytes).value)
 
 
 def _parameters_of(fit: LinkFit) -> Array:

@@ -98,8 +98,8 @@ def _draw(panel: Panel, one: Scaling, own: pd.DataFrame, look: dict[str, Look]) 
     panel.curve(own, "train_s", look, low="low_s", high="high_s", shift=False, connect=False)
     band = curve(one.candidates, series, at)
     inside, outside = at <= last, at >= last
-    panel.ax.plot(at[inside], band.centre[inside], color=color, linewidth=1.3, zorder=2)
-    panel.ax.plot(at[outside], band.centre[outside], color=color, linewidth=1.3, linestyle="--", zorder=2)
+    panel.ax.plot(at[inside], band.value[inside], color=color, linewidth=1.3, zorder=2)
+    panel.ax.plot(at[outside], band.value[outside], color=color, linewidth=1.3, linestyle="--", zorder=2)
     panel.ax.set_yscale("log")
     if sure:
         low, high = panel.ax.get_ylim()
@@ -115,7 +115,7 @@ def _draw(panel: Panel, one: Scaling, own: pd.DataFrame, look: dict[str, Look]) 
         f"{best.fit.law.name}{apart}weight {100 * best.weight:.0f} %\n"
         f"error at {series.counts[-1]:.0f}: {percent(best.leave_out_error)}"
     )
-    falls = band.centre[-1] < band.centre[0]
+    falls = band.value[-1] < band.value[0]
     low, high = panel.ax.get_ylim()
     lines = words.count("\n") + 1
     room = (high / low) ** (_LINE * lines * panel.style.small / panel.style.height)
@@ -133,7 +133,7 @@ def _draw(panel: Panel, one: Scaling, own: pd.DataFrame, look: dict[str, Look]) 
     identity = {"execution": series.execution, "engine": series.engine, "series": series.label}
     rows: list[dict[Hashable, object]] = [
         {"quantity": f"law: {best.fit.law.name}", "x": x, "y": y, **({"low": a, "high": b} if sure else {})}
-        for x, y, a, b in zip(at, band.centre, band.low, band.high, strict=True)
+        for x, y, a, b in zip(at, band.value, band.low, band.high, strict=True)
     ]
     panel.keep(rows, **identity)
     panel.workers_axis([*own["workers"], end])

@@ -11,9 +11,10 @@ import numpy as np
 import pandas as pd
 
 from scalebench.analysis import Results, ratios
-from scalebench.analysis.intervals import METRIC_RANGE, Interval, median_interval, metric_interval
+from scalebench.analysis.intervals import METRIC_RANGE, median_interval, metric_interval
 from scalebench.analysis.target_ratios import target_ratios
 from scalebench.errors import UsageError, nearest
+from scalebench.measured import Measured
 
 
 @dataclass(frozen=True)
@@ -63,13 +64,13 @@ def obtain(results: Results, quantity: str, strategy: str, workers: int | None) 
         at = runs if workers is None else runs[runs["workers"] == workers]
         if len(at):
             value = QUANTITIES[name](Rows(results, runs, at, argument))
-            if value is not None and not math.isnan(value.centre):
+            if value is not None and not math.isnan(value.value):
                 place = execution if execution == engine or engine == "virtual" else f"{execution} {engine}"
-                found.append(Obtained(value.centre, value.low, value.high, str(place), value.n))
+                found.append(Obtained(value.value, value.low, value.high, str(place), value.n))
     return found
 
 
-def _over_seeds(rows: Rows, values: pd.Series[float] | None) -> Interval | None:
+def _over_seeds(rows: Rows, values: pd.Series[float] | None) -> Measured | None:
     """Mean metric over seeds with its interval, which ends where no value of the metric exists."""
     if values is None or values.empty or values.isna().any():
         return None
@@ -78,30 +79,30 @@ def _over_seeds(rows: Rows, values: pd.Series[float] | None) -> Interval | None:
     return found._replace(low=np.clip(found.low, least, most), high=np.clip(found.high, least, most))
 
 
-def _epochs_to(rows: Rows) -> Interval | None:
+def _epochs_to(rows: Rows) -> Measured | None:
     """Epochs until the metric is reached, median over seeds; infinite where most never reach it."""
     return _median_epochs(_curves(rows.results, rows.at), float(rows.argument))
 
 
-def _ideal_speedup_to(rows: Rows) -> Interval | None:
+def _ideal_speedup_to(rows: Rows) -> Measured | None:
     """Workers times the epochs of serial over its own epochs: the speedup to a metric if epochs scaled perfectly."""
     both = (_curves(rows.results, part) for part in (rows.of("serial"), rows.at))
     alone, own = (_median_epochs(curves, float(rows.argument)) for curves in both)
-    if alone is None or own is None or math.isinf(alone.centre):
+    if alone is None or own is None or math.isinf(alone.value):
         return None
-    return _alone(int(rows.at["workers"].iloc[0]) * alone.centre / own.centre, len(rows.at))
+    return _alone(int(rows.at["workers"].iloc[0]) * alone.value / own.value, len(rows.at))
 
 
-def _time_reduction(rows: Rows) -> Interval | None:
+def _time_reduction(rows: Rows) -> Measured | None:
     return _compared(rows, ratios(rows.results), rows.argument, "reduction")
 
 
-def _largest_time_reduction(rows: Rows) -> Interval | None:
+def _largest_time_reduction(rows: Rows) -> Measured | None:
     each = [_time_reduction(replace(rows, at=some)) for _, some in rows.runs.groupby("workers")]
-    return max(filter(None, each), key=lambda found: found.centre, default=None)
+    return max(filter(None, each), key=lambda found: found.value, default=None)
 
 
-def _speedup_over(rows: Rows) -> Interval | None:
+def _speedup_over(rows: Rows) -> Measured | None:
     """T at the worker count of the argument over T: above 1 where more workers still save time."""
     fewer = rows.runs[rows.runs["workers"] == int(rows.argument)]
     if fewer.empty:
@@ -110,20 +111,20 @@ def _speedup_over(rows: Rows) -> Interval | None:
     return _alone(ratio, min(len(fewer), len(rows.at)))
 
 
-def _metric_difference(rows: Rows) -> Interval | None:
+def _metric_difference(rows: Rows) -> Measured | None:
     """Metric minus that of another strategy (serial: at one worker) over common seeds."""
     pairs = rows.at.merge(rows.of(rows.argument), on="seed", suffixes=("", "_other"))
     values = (pairs["final_metric"] - pairs["final_metric_other"]).dropna()
     return metric_interval(values) if len(values) else None
 
 
-def _optimum_workers(rows: Rows) -> Interval | None:
+def _optimum_workers(rows: Rows) -> Measured | None:
     """Worker count of the shortest time."""
     times = rows.runs.groupby("workers")["train_s"].mean()
     return _alone(float(times.index.to_numpy(dtype=float)[times.argmin()]), len(rows.runs))
 
 
-def _largest_workers(rows: Rows) -> Interval | None:
+def _largest_workers(rows: Rows) -> Measured | None:
     """Worker count up to which each larger one takes less time than all before it."""
     times = rows.runs.groupby("workers")["train_s"].mean().sort_index()
     falling = times.lt(times.cummin().shift(fill_value=math.inf))
@@ -131,23 +132,23 @@ def _largest_workers(rows: Rows) -> Interval | None:
     return _alone(float(last), len(rows.runs))
 
 
-def _fewer_syncs(rows: Rows) -> Interval | None:
+def _fewer_syncs(rows: Rows) -> Measured | None:
     """Synchronisations of another strategy until the study's target, over its own."""
 
     def until_target(runs: pd.DataFrame) -> pd.Series[float]:
         return runs["syncs"] * runs["epochs_to_target"].astype(float).fillna(math.inf) / runs["epochs"]
 
     found = _over(rows, until_target)
-    return found and found._replace(centre=1 / found.centre if found.centre else math.nan)
+    return found and found._replace(value=1 / found.value if found.value else math.nan)
 
 
-def _largest_lead(rows: Rows) -> Interval | None:
+def _largest_lead(rows: Rows) -> Measured | None:
     """Largest lead over the slowest worker with which a push came, in steps, of all runs."""
     leads = [int(lead) for text in rows.at["lead_histogram"].dropna() for lead in json.loads(text)]
     return _alone(float(max(leads)), len(rows.at)) if leads else None
 
 
-QUANTITIES: dict[str, Callable[[Rows], Interval | None]] = {
+QUANTITIES: dict[str, Callable[[Rows], Measured | None]] = {
     # Metric after the last epoch, and after that many epochs.
     "final_metric": lambda rows: _over_seeds(rows, rows.at["final_metric"].dropna()),
     "final_train_metric": lambda rows: _over_seeds(rows, rows.at["final_train_metric"].dropna()),
@@ -174,8 +175,8 @@ QUANTITIES: dict[str, Callable[[Rows], Interval | None]] = {
 }
 
 
-def _alone(value: float, n: int) -> Interval:
-    return Interval(value, math.nan, math.nan, n)
+def _alone(value: float, n: int) -> Measured:
+    return Measured(value, math.nan, math.nan, n)
 
 
 def _curves(results: Results, at: pd.DataFrame) -> pd.DataFrame:
@@ -187,17 +188,17 @@ def _curves(results: Results, at: pd.DataFrame) -> pd.DataFrame:
     return counted.pivot(index="run_id", columns="trained", values="test_metric")
 
 
-def _median_epochs(curves: pd.DataFrame, target: float) -> Interval | None:
+def _median_epochs(curves: pd.DataFrame, target: float) -> Measured | None:
     """Median of the epochs until `target` with its rank interval, which six values or more have."""
     if curves.empty:
         return None
     trained = curves.columns.to_numpy(dtype=float)
     values = np.array([min(trained[row >= target], default=math.inf) for row in curves.to_numpy(dtype=float)])
     found = median_interval(values)
-    return Interval(float(np.median(values)), float(found.low), float(found.high), len(values))
+    return Measured(float(np.median(values)), float(found.low), float(found.high), len(values))
 
 
-def _over(rows: Rows, values: Callable[[pd.DataFrame], pd.Series[float]]) -> Interval | None:
+def _over(rows: Rows, values: Callable[[pd.DataFrame], pd.Series[float]]) -> Measured | None:
     """Median of `values` over that of the strategy in the argument, without an interval; None where it has none."""
     own, base = (
         float(np.median(values(runs))) if len(runs) else math.nan for runs in (rows.at, rows.of(rows.argument))
@@ -205,7 +206,7 @@ def _over(rows: Rows, values: Callable[[pd.DataFrame], pd.Series[float]]) -> Int
     return None if math.isnan(own) or not math.isfinite(base) else _alone(own / base, len(rows.at))
 
 
-def _compared(rows: Rows, table: pd.DataFrame, baseline: str, name: str) -> Interval | None:
+def _compared(rows: Rows, table: pd.DataFrame, baseline: str, name: str) -> Measured | None:
     """Return the column `name` of a table of ratios with its interval; None without a finite value."""
     same, first = table["baseline"].eq(baseline), rows.at.iloc[0]
     for column in ("execution", "engine", "label", "workers"):
@@ -214,7 +215,7 @@ def _compared(rows: Rows, table: pd.DataFrame, baseline: str, name: str) -> Inte
         return None
     row = table[same].iloc[-1]
     return (
-        Interval(row[name], row[f"{name}_low"], row[f"{name}_high"], int(row["n"]))
+        Measured(row[name], row[f"{name}_low"], row[f"{name}_high"], int(row["n"]))
         if math.isfinite(row[name])
         else None
     )

@@ -178,7 +178,7 @@ class Stated(TimeModel):
 
 
 @dataclass(frozen=True)
-class Measured(TimeModel):
+class MeasuredSteps(TimeModel):
     """Step times that a calibration measured, under one load of a node or under several.
 
     Between the measured batches linear, proportional beyond. Layers share both passes in proportion to their flops.
@@ -218,19 +218,19 @@ class Measured(TimeModel):
             found.append(f"steps not measured {beside}")
         return found
 
-    def under(self, workers: int) -> Measured:
+    def under(self, workers: int) -> MeasuredSteps:
         table = table_under(self.tables, workers)
         return self._alone.setdefault(table.busy_workers, replace(self, tables=(table,)))
 
     @cached_property
-    def _alone(self) -> dict[int, Measured]:
+    def _alone(self) -> dict[int, MeasuredSteps]:
         return {}
 
     @cached_property
     def _mean(self) -> StepTimes:
         return StepTimes(self.tables[0], repetition=None)
 
-    def _faster(self, factor: float) -> Measured:
+    def _faster(self, factor: float) -> MeasuredSteps:
         return replace(self, tables=tuple(table.scaled(1 / factor) for table in self.tables))
 
     def times(self, layers: LayerTable, batch: int) -> LayerTimes:

@@ -22,7 +22,7 @@ from scalebench.models.registry import build_model
 from scalebench.models.zoo.layers import without_values
 from scalebench.pricing.charges import EqualWorkers, gradients
 from scalebench.pricing.costs import Costs, GradientTensor, Prices
-from scalebench.pricing.devices import Measured, TimeModel, gradients_of, step_table
+from scalebench.pricing.devices import MeasuredSteps, TimeModel, gradients_of, step_table
 from scalebench.pricing.excerpt import EvenPlan, Excerpt, excerpt_of
 from scalebench.pricing.platform import Platform
 from scalebench.pricing.price import TimeArrays, walk
@@ -161,7 +161,7 @@ class Predictor:
     def _gradients(self, workers: int) -> list[GradientTensor]:
         """Gradients, released as on the platform at its batch."""
         device = self._device(self.platform, workers)
-        if isinstance(device, Measured):
+        if isinstance(device, MeasuredSteps):
             return gradients(self._model, device.tables[0].release_at(self.workload.batches(workers)[1]))
         return self._modelled_gradients
 
@@ -376,7 +376,9 @@ class Predictor:
         tasks[Task.SHUFFLE] = (
             self.workload.samples
             / workers
-            * np.array([device.shuffle_s_per_sample if isinstance(device, Measured) else 0.0 for device in devices])
+            * np.array(
+                [device.shuffle_s_per_sample if isinstance(device, MeasuredSteps) else 0.0 for device in devices]
+            )
         )
         reading = np.array(sizes) * np.array([case.platform.input_s for case in cases])
         tasks[Task.DATA] += np.maximum(0.0, reading - steps.sum(axis=0))

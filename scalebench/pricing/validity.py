@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from scalebench.pricing.devices import Measured
+from scalebench.pricing.devices import MeasuredSteps
 from scalebench.pricing.memory import WorkerMemory, worker_memory
 from scalebench.pricing.prediction import Predictor, optimizer_states
 from scalebench.study.spec import Component
@@ -39,7 +39,7 @@ def outside(predictor: Predictor, strategy: Component, workers: int, batch: int 
     if workers > (room := platform.cluster.nodes * node.workers_per_node):
         found.append(f"beyond the {room:,} workers of {platform.cluster.name}")
     found += platform.device.outside(predictor.workload.layers, samples, min(workers, node.workers_per_node))
-    measured = bool(platform.engines.entries) or isinstance(platform.device, Measured)
+    measured = bool(platform.engines.entries) or isinstance(platform.device, MeasuredSteps)
     besides = program.arithmetic(workers) is None
     if workers > 1 and measured and besides and str(strategy) not in platform.operations:
         found.append(f"what {strategy} computes beside steps was not measured")

@@ -24,10 +24,11 @@ from scalebench.analysis.time_to_target import times_to_target
 from scalebench.analysis.tuning import metric_of, tuned_cells, tuning_in_words
 from scalebench.analysis.verdicts import METRIC_MARGIN
 from scalebench.formatting import EMPTY
+from scalebench.measured import Measured
 from scalebench.report.comparison import Comparison
 from scalebench.study.cell import PLACE, Cell
 from scalebench.study.choices import BASELINES, LIBRARY_BASELINES
-from scalebench.tables import Column, Entry, Measured, Table
+from scalebench.tables import Column, Entry, Table
 from scalebench.tables.table import (
     CHANGE,
     COUNT,

@@ -123,7 +123,7 @@ def rounded(cell: Entry, form: Form | None, factor: float) -> Rounded:
     """Return the number of a cell in its unit, or its text where it has none."""
     if cell.number is None or form is None:
         return Rounded(str(cell.text))
-    value, low, high, mark = cell.number
+    (value, low, high), mark = cell.number[:3], cell.mark
     if mark and not math.isfinite(value):
         return Rounded(mark)
     if not form.supported(value, low, high):
@@ -180,12 +180,12 @@ def as_json(table: Table, label: str = "") -> str:
             if cell.number is None:
                 named[key] = str(cell.text)
                 continue
-            value, low, high, mark = cell.number
+            value, low, high = cell.number[:3]
             named[key] = _finite(value)
             if is_interval(low, high):
                 named |= {f"{key} low": low, f"{key} high": high}
-            if mark:
-                named[f"{key} mark"] = mark.strip()
+            if cell.mark:
+                named[f"{key} mark"] = cell.mark.strip()
         rows.append(named)
     return (
         json.dumps({"title": table.title, "rows": rows, "notes": list(table.notes)}, indent=2, allow_nan=False) + "\n"

@@ -23,6 +23,7 @@ from scalebench.formatting import (
     share,
     tell_marks,
 )
+from scalebench.measured import Measured
 
 if TYPE_CHECKING:
     from rich.text import Text
@@ -31,15 +32,6 @@ R = TypeVar("R")
 SECONDS = ((1.0, 1e3, "ms"), (1e4, 1.0, "s"), (math.inf, 1 / 3600, "h"))
 _LEAST_GIB = 0.1  # below this, memory is in MiB
 _PERCENT = ((math.inf, 100.0, "%"),)
-
-
-class Measured(NamedTuple):
-    """A number in its SI unit with its interval, NaN without one; `mark` stands behind it, or in place of infinity."""
-
-    value: float
-    low: float = math.nan
-    high: float = math.nan
-    mark: str = ""
 
 
 @dataclass(frozen=True)
@@ -61,11 +53,11 @@ class Form:
         """Return True for percentages, of which the whole is 1."""
         return self.units == _PERCENT
 
-    def cell(self, number: Measured) -> str:
-        """Return the text of a cell on a screen."""
-        if number.mark and not math.isfinite(number.value):
-            return number.mark
-        return f"{self.screen(*number[:3])}{number.mark}"
+    def text(self, number: Measured, mark: str = "") -> str:
+        """Return a number on a screen, with a mark behind it, or in place of infinity."""
+        if mark and not math.isfinite(number.value):
+            return mark
+        return f"{self.screen(*number[:3])}{mark}"
 
 
 def _always(*_: float) -> bool:
@@ -112,10 +104,11 @@ TWO_DIGITS = Form(lambda value, low, high: digits(value, 2))
 
 
 class Entry(NamedTuple):
-    """What a row has in a column: its text on a screen, and the number behind it."""
+    """What a row has in a column: its text on a screen, the number behind it, and the mark that stands behind it."""
 
     text: str | Text
     number: Measured | None = None
+    mark: str = ""
 
     @property
     def key(self) -> str:
@@ -125,13 +118,17 @@ class Entry(NamedTuple):
         return "" if math.isnan(self.number.value) else repr(float(self.number.value))
 
 
+def _no_mark(row: object) -> str:
+    return ""
+
+
 @dataclass(frozen=True)
 class Column(Generic[R]):
     """A quantity of rows: its heading, what it takes from a row, how numbers are written, and its meaning.
 
-    `of` gives a text, a number with a `form`, or both as a cell. Values of a `shared` column are headings above the
-    rows that share them; `over` is a heading of neighbouring columns. On a narrow screen the columns with the largest
-    `spare` are left out together, then the next; never those with 0.
+    `of` gives a text, a number with a `form`, or both as an entry; `mark` gives what stands behind the number. Values
+    of a `shared` column are headings above the rows that share them; `over` is a heading of neighbouring columns. On a
+    narrow screen the columns with the largest `spare` are left out together, then the next; never those with 0.
     """
 
     name: str
@@ -143,13 +140,15 @@ class Column(Generic[R]):
     spare: int = 0
     over: str = ""
     title: str = ""  # heading in print; default: the name
+    mark: Callable[[R], str] = _no_mark
 
     def cell(self, row: R) -> Entry:
         """Return the cell of `row`."""
         value = self.of(row)
         if isinstance(value, Measured):
             assert self.form is not None, self.name
-            return Entry(self.form.cell(value), value)
+            mark = self.mark(row)
+            return Entry(self.form.text(value, mark), value, mark)
         return value if isinstance(value, Entry) else Entry(value)
 
     @property

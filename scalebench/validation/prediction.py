@@ -281,7 +281,7 @@ def predict_collectives(group: pd.DataFrame, fit: LinkFit, least: float) -> list
     for row in records(group[group["split"] == "hold"]):
         nbytes = message_bytes(row)
         before = base[row.series]
-        centre, low, high = fit.seconds(int(row.workers), 1 if one_node else int(row.nodes), nbytes)
+        centre, low, high, *_ = fit.seconds(int(row.workers), 1 if one_node else int(row.nodes), nbytes)
         if one_node and row.nodes > 1:
             mean = Operation(Kind.ALLREDUCE, int(nbytes), range(int(row.workers)), algorithm=_COLLECTIVE)
             network = [

@@ -165,7 +165,7 @@ def _predicted(
         return ()  # type: ignore[return-value]
     low, centre, high = logs.mean(axis=1).tolist()
     drawn = calibration_interval(logs[1])
-    own = math.hypot(1.96 * scatter, drawn.high - drawn.centre if len(draws) > 1 else 0.0)
+    own = math.hypot(1.96 * scatter, drawn.high - drawn.value if len(draws) > 1 else 0.0)
     bounds = centre - math.hypot(own, centre - low), centre + math.hypot(own, high - centre)
     return math.exp(centre), math.exp(bounds[0]), math.exp(bounds[1])
 

@@ -24,7 +24,7 @@ def test_bootstrap_is_the_percentile_bootstrap_of_the_trimmed_mean():
         n_resamples=10_000,
         rng=np.random.default_rng(1),
     ).confidence_interval
-    assert found.centre == pytest.approx(math.exp(stats.trim_mean(np.log(SECONDS), 0.2)), rel=1e-12)
+    assert found.value == pytest.approx(math.exp(stats.trim_mean(np.log(SECONDS), 0.2)), rel=1e-12)
     # Both are random: a quantile of 10,000 resamples has a standard error of 2 % of the interval's width.
     assert (found.low, found.high) == pytest.approx(tuple(np.exp(theirs)), abs=0.06 * (found.high - found.low))
 

@@ -15,7 +15,7 @@ from benchmarks.alarms import ALARMS, GROUPS, taken_for_two
 from benchmarks.coverage import BESIDE, INTERVALS, UNTIL, share
 from benchmarks.noise import NOISES
 from benchmarks.scenes import holds
-from scalebench.analysis.intervals import Interval
+from scalebench.measured import Measured
 
 STUDIES = 4000
 
@@ -54,7 +54,7 @@ def test_simulation_detects_a_wrong_interval():
 def test_only_intervals_that_are_offered_are_counted():
     none, around, beside = (np.nan, np.nan), (-1.0, 1.0), (1.0, 2.0)
     low, high = np.array([none, around, beside]).T
-    assert holds(Interval(np.zeros(3), low, high, 5), 0.0) == 0.5
+    assert holds(Measured(np.zeros(3), low, high, 5), 0.0) == 0.5
 
 
 @pytest.mark.thorough

@@ -48,7 +48,7 @@ def test_curve_and_its_bounds_are_those_of_scipy():
         assert [found.low, found.high] == pytest.approx(expected)
         assert found.n == 15
         if not np.any(np.isclose(curve.probabilities, 0.5)):
-            assert found.centre == pytest.approx(_first(curve))
+            assert found.value == pytest.approx(_first(curve))
 
 
 def _first(curve) -> float:
@@ -69,13 +69,13 @@ def _first(curve) -> float:
     ],
 )
 def test_median_counts_censored_runs(reached, censored, median):
-    assert survival_median(reached, censored).centre == pytest.approx(median)
+    assert survival_median(reached, censored).value == pytest.approx(median)
 
 
 def test_interval_of_a_torn_cell_begins_at_six_runs():
     assert math.isnan(survival_median([1, 2, 3, 4], [5]).low)
     found = survival_median([1, 2, 3, 4], [5, 6])
-    assert found.low < found.centre < found.high == math.inf
+    assert found.low < found.value < found.high == math.inf
 
 
 def test_cell_that_always_reaches_it_has_the_interval_of_a_time(study):
@@ -148,11 +148,11 @@ def test_runs_of_a_cell_are_censored_at_the_end_of_the_longest(study):
 def test_simulated_interval_counts_draws_once_more_and_seeds_as_a_sample():
     steady, varying = [1.0, 1.0, 1.0], [0.9, 1.0, 1.1]
     over_seeds, over_draws = simulated_interval(steady, varying, None), simulated_interval(varying, steady, None)
-    assert over_seeds.centre == pytest.approx(over_draws.centre)
+    assert over_seeds.value == pytest.approx(over_draws.value)
     logs = np.log(varying)
     t = 4.302652729911275
-    assert math.log(over_seeds.high / over_seeds.centre) == pytest.approx(t * logs.std(ddof=1) / math.sqrt(3))
-    assert math.log(over_draws.high / over_draws.centre) == pytest.approx(t * logs.std(ddof=1) * math.sqrt(4 / 3))
+    assert math.log(over_seeds.high / over_seeds.value) == pytest.approx(t * logs.std(ddof=1) / math.sqrt(3))
+    assert math.log(over_draws.high / over_draws.value) == pytest.approx(t * logs.std(ddof=1) * math.sqrt(4 / 3))
 
 
 def test_name_of_a_simulated_interval_has_seeds_where_they_vary(study):

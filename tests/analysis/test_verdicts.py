@@ -9,15 +9,16 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from scalebench.analysis.intervals import Interval, unpaired_ratio
+from scalebench.analysis.intervals import unpaired_ratio
 from scalebench.analysis.verdicts import verdict_of_metric, verdict_of_time
+from scalebench.measured import Measured
 
 THRESHOLDS = st.floats(0, 0.5)
 BOUNDS = st.tuples(st.floats(-1, 1), st.floats(-1, 1)).map(sorted)
 
 
-def ratio_of(low: float, high: float) -> Interval:
-    return Interval(math.exp((low + high) / 2), math.exp(low), math.exp(high), 5)
+def ratio_of(low: float, high: float) -> Measured:
+    return Measured(math.exp((low + high) / 2), math.exp(low), math.exp(high), 5)
 
 
 @pytest.mark.parametrize(
@@ -33,7 +34,7 @@ def ratio_of(low: float, high: float) -> Interval:
     ],
 )
 def test_a_ratio_of_times_against_five_per_cent(low, high, verdict):
-    assert verdict_of_time(Interval(1.0, low, high, 5), 0.05) == verdict
+    assert verdict_of_time(Measured(1.0, low, high, 5), 0.05) == verdict
 
 
 @pytest.mark.parametrize(

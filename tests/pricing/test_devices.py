@@ -13,7 +13,7 @@ from scalebench.cluster.device import Device, load_device
 from scalebench.cluster.load import load_cluster
 from scalebench.errors import ClusterError
 from scalebench.models.layer_files import load_layers, read_layers
-from scalebench.pricing.devices import Measured, Roofline, Scaled, Stated, gradients_of, step_table
+from scalebench.pricing.devices import MeasuredSteps, Roofline, Scaled, Stated, gradients_of, step_table
 from scalebench.pricing.machine import OperationTime
 from scalebench.pricing.platform import Platform
 
@@ -95,7 +95,7 @@ def test_large_late_layers_are_released_early():
 def test_scaling_from_a_measured_device():
     layers = load_layers("resnet50")
     slow, fast = Roofline(load_device("k80")), Roofline(load_device("p100"))
-    measured = Measured((step_table(slow, layers, [16, 64]).scaled(2.5),))  # reaches 40 % of its roofline
+    measured = MeasuredSteps((step_table(slow, layers, [16, 64]).scaled(2.5),))  # reaches 40 % of its roofline
     scaled = step_table(Scaled(measured, slow, fast), layers, [64])
     expected = step_table(fast, layers, [64]).scaled(2.5)
     assert scaled.batches[0].blocks() == pytest.approx(expected.batches[0].blocks())

@@ -18,7 +18,7 @@ from scalebench.models.layer_files import load_layers
 from scalebench.models.layers import Layer, LayerTable
 from scalebench.models.registry import build_model
 from scalebench.pricing.charges import Charges
-from scalebench.pricing.devices import Measured, Stated, step_table
+from scalebench.pricing.devices import MeasuredSteps, Stated, step_table
 from scalebench.pricing.excerpt import EvenPlan
 from scalebench.pricing.machine import Machine, OperationTime
 from scalebench.pricing.platform import Platform
@@ -123,7 +123,7 @@ def test_prediction_by_a_calibration_is_the_virtual_time_of_that_study(make_run,
     charged = Machine(machine.cluster, read.engines, read.tables, read.operations)
     outcome = model_time(run.model_copy(update={"execution": "modelled"}), blobs, charged)
     assert outcome.status == "completed", outcome.error
-    platform = Platform(charged.cluster, Measured(tuple(read.tables)), read.engines, read.operations)
+    platform = Platform(charged.cluster, MeasuredSteps(tuple(read.tables)), read.engines, read.operations)
     layers = count_model(_meta(run, blobs), "mlp", (2,))
     own = Predictor(Workload(layers, 96, 12, 8, False, run.optimizer, run.dtype, read.trained), platform)
     found = own.times(Component(name=strategy), 4, [Case(platform, 8)])

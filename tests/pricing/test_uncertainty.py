@@ -16,7 +16,7 @@ from scalebench.models.layers import Layer, LayerTable
 from scalebench.pricing import uncertainty
 from scalebench.pricing.advice import knee
 from scalebench.pricing.decision import answer, choose, seconds_span
-from scalebench.pricing.devices import Measured, Roofline, Scaled, Stated, step_table
+from scalebench.pricing.devices import MeasuredSteps, Roofline, Scaled, Stated, step_table
 from scalebench.pricing.grid import predict
 from scalebench.pricing.platform import Platform
 from scalebench.pricing.prediction import PRECISIONS, Predictor, Workload
@@ -85,7 +85,7 @@ def test_measured_collectives_are_uncertain_beyond_their_ranks_only():
 def test_slower_device_takes_longer_in_every_task():
     layers = load_layers("resnet50")
     roofline = Roofline(load_device("v100-16gb"))
-    measured = Measured((step_table(roofline, layers, [32]),))
+    measured = MeasuredSteps((step_table(roofline, layers, [32]),))
     for device in (Stated(0.1, 32), roofline, measured, Scaled(measured, roofline, roofline)):
         once, twice = device.times(layers, 32), device.slower(2.0).times(layers, 32)
         assert twice.step_s == pytest.approx(2 * once.step_s)

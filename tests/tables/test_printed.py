@@ -13,7 +13,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from scalebench import tables
-from scalebench.tables import FORMATS, Column, Measured, Table, render
+from scalebench.measured import Measured
+from scalebench.tables import FORMATS, Column, Table, render
 from scalebench.tables.latex import to_latex
 from scalebench.tables.printed import Print, Rounded, round_to_interval
 from scalebench.tables.table import COUNT, SAVED, TIME, fields, text
@@ -135,8 +136,9 @@ def test_a_table_without_rows_is_written_too(form):
 
 
 def test_a_mark_stands_behind_a_number_and_in_place_of_infinity():
-    rows = [Measured(1.0, mark="*"), Measured(math.inf, mark="1 of 3")]
-    table = Table.of("", [Column("time", lambda row: row, TIME)], rows)
+    rows = {"*": 1.0, "1 of 3": math.inf}
+    columns = [Column("time", lambda mark: Measured(rows[mark]), TIME, mark=lambda mark: mark)]
+    table = Table.of("", columns, rows)
     assert [str(row[0].text) for row in table.rows] == ["1.00 s*", "1 of 3"]
     assert [row[0].in_brackets() for row in Print.of(table).cells] == ["1.00*", "1 of 3"]
 

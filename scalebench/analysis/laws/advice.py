@@ -28,10 +28,10 @@ from typing import TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from scalebench.analysis.intervals import Interval
 from scalebench.analysis.laws.bands import linear, no_band, reach
 from scalebench.analysis.laws.fitting import Candidate
 from scalebench.analysis.laws.series import Series
+from scalebench.measured import Measured
 
 Array: TypeAlias = npt.NDArray[np.float64]
 
@@ -135,22 +135,22 @@ def _whole_around(at: Array, place: int) -> Array:
     return np.arange(math.floor(low + _ROUNDING), math.ceil(high - _ROUNDING) + 1, dtype=float)
 
 
-def _elasticity(at: Array, found: Sequence[Candidate], series: Series) -> tuple[Array, Interval]:
+def _elasticity(at: Array, found: Sequence[Candidate], series: Series) -> tuple[Array, Measured]:
     inner = _up_to(min(at[-1], reach(series)) / STEP, at[at >= STEP])
     points = np.concatenate([inner * STEP, inner / STEP])
     slope = np.hstack([-np.eye(len(inner)), np.eye(len(inner))]) / math.log(STEP**2)
     band = linear(found, series, points, slope)
-    return inner, Interval(*(part + series.weak for part in band[:3]))
+    return inner, Measured(*(part + series.weak for part in band[:3]))
 
 
-def _log_efficiency(at: Array, found: Sequence[Candidate], series: Series) -> tuple[Array, Interval]:
+def _log_efficiency(at: Array, found: Sequence[Candidate], series: Series) -> tuple[Array, Measured]:
     inner = _up_to(min(at[-1], reach(series)), at[1:])
     if series.base:
         band = linear(found, series, inner, -np.eye(len(inner)), series.base)
     else:
         against_one = np.hstack([np.ones((len(inner), 1)), -np.eye(len(inner))])
         band = linear(found, series, np.concatenate([np.ones(1), inner]), against_one)
-    return inner, Interval(*(part - (not series.weak) * np.log(inner) for part in band[:3]))
+    return inner, Measured(*(part - (not series.weak) * np.log(inner) for part in band[:3]))
 
 
 def _up_to(end: float, at: Array) -> Array:
@@ -158,7 +158,7 @@ def _up_to(end: float, at: Array) -> Array:
     return np.append(at[at < end * (1 - _ROUNDING)], end)
 
 
-def _around(at: Array, band: Interval, level: float, centre: float) -> tuple[float, float]:
+def _around(at: Array, band: Measured, level: float, centre: float) -> tuple[float, float]:
     """Largest interval around `centre` in which the band contains `level`; 1 and infinity where it is not left."""
     surely_above = np.flatnonzero((band.low > level) & (at <= centre))
     surely_below = np.flatnonzero((band.high < level) & (at >= centre))

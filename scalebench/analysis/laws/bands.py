@@ -32,12 +32,13 @@ from typing import Any, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from scalebench.analysis.intervals import Interval, Part, interval_name
+from scalebench.analysis.intervals import Part, interval_name
 from scalebench.analysis.laws.fitting import Candidate, Fit, SharedNoise, shared_noise
 from scalebench.analysis.laws.forms import Parameter
 from scalebench.analysis.laws.series import Base, Series
 from scalebench.analysis.native_check import error_name
 from scalebench.formatting import counted
+from scalebench.measured import Measured
 from scalebench.study.spec import SIMULATED
 
 Array: TypeAlias = npt.NDArray[np.float64]
@@ -88,7 +89,7 @@ def band_name(series: Series) -> str:
 
 def linear(
     found: Sequence[Candidate], series: Series, at: Array, combination: Array, base: Base | None = None
-) -> Interval:
+) -> Measured:
     """Band of `combination @ log T(at)` over all laws, centred at the best one; one row of `combination` per result.
 
     With a `base` its log T is added: shared noise and a common error of virtual times cancel as far as a row sums to
@@ -107,14 +108,14 @@ def linear(
     missing = max(_ENOUGH_COUNTS - len(series.counts), 0) if len(found) > 1 else 0
     tail = _TAIL + _TAIL_OF_MISSING * missing
     low, high = _averaged_limits(weights, estimates, np.array(errors), np.array(freedoms), tail)
-    return Interval(estimates[0], low, high)
+    return Measured(estimates[0], low, high)
 
 
-def curve(found: Sequence[Candidate], series: Series, at: Array) -> Interval:
+def curve(found: Sequence[Candidate], series: Series, at: Array) -> Measured:
     """Pointwise band of T at `at` workers, in seconds; its limits are NaN beyond its `reach`."""
     logs = linear(found, series, at, np.eye(len(at)))
     offered = np.where(at <= reach(series) * (1 + _ROUNDING), 0.0, np.nan)
-    return Interval(np.exp(logs.centre), np.exp(logs.low + offered), np.exp(logs.high + offered))
+    return Measured(np.exp(logs.value), np.exp(logs.low + offered), np.exp(logs.high + offered))
 
 
 def parameter_interval(fit: Fit, series: Series, parameter: Parameter) -> tuple[float, float]:

@@ -34,8 +34,8 @@ def test_single_law_has_the_interval_of_nonlinear_least_squares():
     band = linear([Candidate(own, series, 0.0, 1.0)], series, N, np.eye(7))
     gradient = np.stack([1 / N, np.ones(7)], axis=1) / (x[0] / N + x[1])[:, None]
     half = stdtrit(5, 0.975) * np.sqrt(np.einsum("ij,jk,ik->i", gradient, covariance, gradient))
-    np.testing.assert_allclose(band.high - band.centre, half, rtol=1e-4)
-    np.testing.assert_allclose(band.centre - band.low, half, rtol=1e-4)
+    np.testing.assert_allclose(band.high - band.value, half, rtol=1e-4)
+    np.testing.assert_allclose(band.value - band.low, half, rtol=1e-4)
 
 
 def widest(found: Mapping[str, Coverage], what: str, *truths: str) -> float:
@@ -102,7 +102,7 @@ def test_a_curve_has_a_band_one_doubling_beyond_from_six_counts_on():
         series = following(amdahl(), (0.95, 0.05), counts, noise=0.03, random=np.random.default_rng(0))
         assert reach(series) == end
         band = curve(candidates(laws_for(series)[0], series)[0], series, np.array([1.0, end, end + 1]))
-        assert np.isfinite(band.centre).all()
+        assert np.isfinite(band.value).all()
         for limit in (band.low, band.high):
             assert np.isfinite(limit).tolist() == [True, True, False]
 
@@ -155,7 +155,7 @@ def test_the_error_of_the_simulation_is_in_the_band_and_in_the_parameters():
     checked = following(amdahl(), (0.9, 0.1), execution="virtual", error=OFF)
     half = stdtrit(4, 0.975) * 0.1
     band = curve([Candidate(fit(amdahl(), checked), checked, 0.0, 1.0)], checked, N)
-    np.testing.assert_allclose(np.log(band.high / band.centre), half, rtol=1e-5)
+    np.testing.assert_allclose(np.log(band.high / band.value), half, rtol=1e-5)
     # One worker against another: what all counts share cancels. scipy's covariance with errors of 0.1 at each count.
     _, covariance = curve_fit(
         lambda n, a, b: np.log(a / n + b), N, np.log(exact.seconds[:7]), (0.9, 0.1), 0.1 * np.ones(7), True
@@ -164,7 +164,7 @@ def test_the_error_of_the_simulation_is_in_the_band_and_in_the_parameters():
     step = gradient[6] - gradient[0]
     shape = linear([Candidate(fit(amdahl(), checked), checked, 0.0, 1.0)], checked, N[[0, 6]], np.array([[-1.0, 1.0]]))
     expected = stdtrit(4, 0.975) * np.sqrt(step @ covariance @ step)
-    assert (shape.high - shape.centre)[0] == pytest.approx(expected, rel=1e-4)
+    assert (shape.high - shape.value)[0] == pytest.approx(expected, rel=1e-4)
     share = amdahl().parameters[1]
     low, high = parameter_interval(fit(amdahl(), checked), checked, share)
     assert low < 0.09
@@ -223,7 +223,7 @@ def test_disagreeing_laws_widen_the_band():
     at = np.array([4.0, 64.0])
     averaged, single = curve(found, series, at), curve(alone, series, at)
     assert (averaged.high - averaged.low)[1] > (single.high - single.low)[1]
-    assert ((averaged.low < averaged.centre) & (averaged.centre < averaged.high)).all()
+    assert ((averaged.low < averaged.value) & (averaged.value < averaged.high)).all()
 
 
 def test_parameter_intervals_stay_in_range():
