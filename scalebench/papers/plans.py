@@ -23,6 +23,7 @@ from scalebench.pricing.prediction import Predictor, Workload
 from scalebench.pricing.validity import memory_of
 from scalebench.strategies.adaptive import Costs, chosen, runs_of
 from scalebench.strategies.base import LayerProfile
+from scalebench.strategies.registry import create
 from scalebench.study.spec import Component
 from scalebench.study.validation import StrictModel, explain, read_mapping
 from scalebench.system.atomic_write import open_own
@@ -62,7 +63,7 @@ class Plan(StrictModel):
         """Return the memory of the fullest worker by strategy; of serial on one device."""
         found = {}
         for strategy in self.strategies:
-            workers = 1 if strategy.name == "serial" else self.devices
+            workers = self.devices if create(strategy.name, strategy.options).requires else 1
             found[str(strategy)] = memory_of(self._predictor, strategy, workers)
         return found
 

@@ -38,7 +38,7 @@ from scalebench.training.loop import train
 from scalebench.training.meters import Meters
 from scalebench.training.optimizers import build_optimizer
 from scalebench.training.sharded import shard_length
-from scalebench.training.shared_layout import profiles_of
+from scalebench.training.shared_layout import profiles_of, sharers
 from scalebench.training.stage import Chunk, Order, Stage, StageShapes, segment_facts, sizes_of
 
 _META_MODELS: dict[str, torch.nn.Module] = {}  # the last one, by its parts
@@ -339,8 +339,7 @@ class RecordingWorker:
         self.gradients = self.parameters.clone()
         components = []
         for (stage, segments), degree, own in zip(found, degrees, slices(self.gradients, numbers), strict=True):
-            group = self.comm.split(lambda rank, t=degree: rank // t)  # type: ignore[misc]
-            peers = self.comm.split(lambda rank, t=degree: rank % t)  # type: ignore[misc]
+            group, peers = sharers(self.comm, degree)
             compute = StageShapes(stage, segments, group, self.parameters)
             components.append(SharedLayers(stage, compute, degree, group, peers, own))
         self._passes = Passes(components, rank)

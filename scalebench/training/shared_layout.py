@@ -32,6 +32,11 @@ def profiles_of(
     ]
 
 
+def sharers(comm: Communicator, degree: int) -> tuple[Communicator, Communicator]:
+    """Return the neighbours among whom a layer is shared by `degree` workers, and those with the same share of it."""
+    return comm.split(lambda rank: rank // degree), comm.split(lambda rank: rank % degree)
+
+
 class SharedLayout:
     """Runs of `sizes` consecutive layers of a model, the c-th of which is shared by `degrees[c]` neighbouring workers.
 
@@ -49,8 +54,8 @@ class SharedLayout:
     ) -> None:
         self.sizes, self.degrees = list(sizes), list(degrees)
         self._build, self._comm, self._name = build, comm, name
-        self.groups = [comm.split(lambda rank, t=t: rank // t) for t in degrees]  # type: ignore[misc]
-        self.peers = [comm.split(lambda rank, t=t: rank % t) for t in degrees]  # type: ignore[misc]
+        communicators = [sharers(comm, degree) for degree in degrees]
+        self.groups, self.peers = [group for group, _ in communicators], [peers for _, peers in communicators]
         self._held = self._shares_of(whole)
         self._models = [each.model for each in self._held]
         self.lengths = [trained_vector(model).numel() for model in self._models]  # parameters of each component

@@ -23,7 +23,7 @@ from scalebench.study.spec import Component
 from scalebench.virtual import engine as virtual_engine
 from scalebench.virtual.arithmetic import Choice
 from scalebench.virtual.engine import simulate
-from scalebench.virtual.timing import is_lock_step
+from scalebench.virtual.lock_step import is_lock_step
 from tests.conftest import setting, some
 from tests.strategies.parts_case import images, trained_alone
 from tests.strategies.test_native_equality import launched, native_runs
