@@ -104,6 +104,7 @@ def test_schedule_that_sends_other_bytes_than_the_trace_is_refused(make_run, blo
 
 
 DEPENDS_ON_TIME = {"ad_psgd", "asp", "bsp_backup", "dislib-compat-async", "dssp", "elastic_bsp", "epoch_async", "ssp"}
+DEPENDS_ON_TIME |= {"adaptive"}  # in its layout, not in its weights
 FALLS_BACK = {  # computed again where another strategy is timed
     "bsp": "its server keeps the model",
 }
