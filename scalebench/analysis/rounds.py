@@ -114,7 +114,8 @@ def runs_by_cell(results: Results) -> list[CellRuns]:
         return []
     parts = [_with_times(own) for _, own in runs.groupby("execution", sort=False)]
     until = runs["epochs_to_target"].astype(float)  # NaN where unknown
-    runs = pd.concat(parts).loc[runs.index].assign(counts=_counts(runs), epochs_to_target=until)
+    found = pd.Series(cells_in(runs), runs.index, dtype=object)
+    runs = pd.concat(parts).loc[runs.index].assign(cell=found, counts=_counts(runs), epochs_to_target=until)
     return [_cell_runs(own) for _, own in runs.groupby(CELL, dropna=False, sort=False)]
 
 
@@ -134,7 +135,7 @@ def _cell_runs(runs: pd.DataFrame) -> CellRuns:
         return dict(compress(zip(rounds, runs[name].tolist(), strict=True), chosen))
 
     return CellRuns(
-        at=cells_in(runs[:1])[0],
+        at=first["cell"],
         strategy=first["strategy"],
         weak=first["scaling"] == "weak",
         batch_policy=first["batch_policy"],

@@ -255,8 +255,8 @@ def test_native_cells_of_all_engines_share_rounds(study, monkeypatch):
     ]
     native = [cell for cell in runs_by_cell(study(rows=rows)) if cell.execution == "native"]
     # Horovod and gloo on as many workers as cores are no baseline, and run after the others.
-    found = [cell for cell in native if cell.engine == "mpi" or cell.workers < 4]
-    assert {cell.engine for cell in found} >= {"mpi", "horovod", "gloo"}
+    found = [cell for cell in native if cell.at.engine == "mpi" or cell.workers < 4]
+    assert {cell.at.engine for cell in found} >= {"mpi", "horovod", "gloo"}
     assert all(paired_rounds(a, b) == [0, 1, 2, 3] for a in found for b in found)
 
 
