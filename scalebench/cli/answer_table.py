@@ -1,7 +1,7 @@
 """The table at the end of a study, which fits a screen.
 
-It has strategies as rows and worker counts as columns. Its first section has the time of all epochs, a second
-one, if the study states a target, time and epochs to the target. Below each time is the reduction against a baseline.
+It has strategies as rows and worker counts as columns. Its first section has the time of all epochs, a second one time
+and epochs to the target or, if the study states none, the metric. Below each time is the reduction against a baseline.
 """
 
 from __future__ import annotations
@@ -26,6 +26,7 @@ from scalebench.formatting import (
     counted,
     is_reduction_supported,
     marks,
+    metric_with_interval,
     metric_word,
     percent,
     reduction_bounds_alone,
@@ -56,10 +57,13 @@ def answer_table(results: Results, against: Sequence[str] = ()) -> Table:
     baselines = list(against) or [name for name in (*BASELINES, "serial") if name in ran][:1]
     epochs = counted(int(results.completed["epochs"].max()), "epoch") if ran else "all epochs"
     sections = {f"time of {epochs}": _section(table, ratios(results), baselines, _time)}
+    metrics = [metric_word(str(name)) for name in table["metric_name"].dropna().unique()]
     if table["target_metric"].notna().any():
-        metric = metric_word(str(table["metric_name"].dropna().iloc[-1]))
+        metric = metrics[-1]
         aim = f"time/epochs to {metric} {table['target_metric'].dropna().iloc[-1]:g}"
         sections[aim] = _section(table, target_ratios(results), baselines, _target)
+    elif metrics:
+        sections[f"test {'/'.join(metrics)}"] = _section(table, ratios(results), (), _metric)
     found = {(str(kind), int(n)) for kind, n in table[["execution", "workers"]].itertuples(index=False)}
     places = sorted(found, key=lambda at: (EXECUTIONS.index(at[0]), at[1]))
     lines = [(heading, label, texts) for heading, own in sections.items() for label, texts in own]
@@ -116,6 +120,10 @@ def _time(cell: dict[Hashable, Any]) -> Text:
 def _target(cell: dict[Hashable, Any]) -> Text:
     style = "yellow" if math.isinf(cell["time_to_target_s"]) else "dim" if marks(cell) else ""
     return Text(time_and_epochs(cell), style=style)
+
+
+def _metric(cell: dict[Hashable, Any]) -> Text:
+    return Text(metric_with_interval(cell["metric"], math.nan, math.nan))
 
 
 def _saved(one: dict[Hashable, Any]) -> Text:

@@ -54,6 +54,13 @@ def test_reductions_are_against_the_baselines_asked_for(study):  # noqa: F811
         answer_table(without, ["ddp"])
 
 
+def test_metric_stands_below_times_where_no_target_is_stated(study):  # noqa: F811
+    rows = [run("allreduce", 4, 8.0, final_metric=0.9), run("epoch_average", 4, 4.0, final_metric=0.8)]
+    page = lines(study(rows=rows))
+    assert below(page, "test accuracy", "allreduce")[-1].strip() == "0.900"
+    assert below(page, "test accuracy", "epoch_average")[-1].strip() == "0.800"
+
+
 def test_target_has_time_epochs_and_what_never_reaches_it(study):  # noqa: F811
     rows = cell("serial", 1, (1.0, 1.0, 1.0)) + cell("allreduce", 2, (1.0, 2.0, None))
     rows += cell("epoch_average", 2, (None, None, None)) + cell("epoch_async", 2, (1.0, None, None))
