@@ -42,15 +42,17 @@ class Watcher:
         self._study = study
 
     def note(self, text: str) -> None:
-        """Print a note, the same one only once; before the first run as far as there is room."""
+        """Print a note, the same one only once, and details if asked for; before the first run as there is room."""
         if self._level < 0 or text in self._noted:
             return
         from scalebench.formatting import Detail
 
         self._noted.add(text)
+        if self._level <= 0 and isinstance(text, Detail):
+            return
         if self._level > 0 or not self._before:
             self._print(f"note: {text}")
-        elif not isinstance(text, Detail):
+        else:
             self._waiting.append(text)
 
     def show_notes(self) -> None:
