@@ -15,7 +15,7 @@ import numpy as np
 import pandas as pd
 
 from scalebench.analysis.intervals import LEVEL, Array
-from scalebench.analysis.loading import Results
+from scalebench.analysis.loading import Results, table_by_cell
 from scalebench.analysis.rounds import MEASURED, runs_by_cell
 from scalebench.errors import UsageError
 from scalebench.formatting import counted
@@ -70,7 +70,7 @@ def bootstrap_cells(results: Results, *, resamples: int = RESAMPLES, seed: int =
         found = bootstrap_interval(seconds, resamples=resamples, seed=seed) if enough else UNKNOWN
         why = {"interval": BOOTSTRAP if enough else "", "note": "" if enough else f"offered from {BOOTSTRAP_FROM}"}
         rows.append(cell.at._asdict() | {"n": n} | found.named("trimmed_s", "low_s", "high_s") | why)
-    return pd.DataFrame(rows)
+    return table_by_cell(rows, list(rows[0]))
 
 
 def bootstrap_intervals(

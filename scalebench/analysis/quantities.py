@@ -8,6 +8,7 @@ from typing import Any
 
 import pandas as pd
 
+from scalebench.analysis.bootstrap import BOOTSTRAP_FROM, bootstrap_cells
 from scalebench.analysis.comparing import compared_with, ratios
 from scalebench.analysis.loading import Results, table_by_cell
 from scalebench.analysis.target_ratios import target_ratios
@@ -41,6 +42,7 @@ from scalebench.tables.table import (
 
 Row = Mapping[Hashable, Any]
 _EVERY = ("", "_low", "_high")
+_TRIMMED = ["trimmed_s", "trimmed_low_s", "trimmed_high_s"]
 
 
 def _where(row: Row) -> str:
@@ -82,6 +84,11 @@ def quantities(metrics: Collection[str]) -> dict[str, Column[Row]]:
             *("median", fields("median_s median_low_s median_high_s"), TIME_ALONE, "of the repetitions"),
             spare=5,
             title="Median time",
+        ),
+        "bootstrap": Column(
+            *("trimmed mean", fields("trimmed_s trimmed_low_s trimmed_high_s"), TIME),
+            f"20 % trimmed geometric mean with its bootstrap interval, from {BOOTSTRAP_FROM} repetitions",
+            title="Trimmed mean",
         ),
         "spread": Column("spread", fields("spread"), SHARE, "coefficient of variation", spare=4),
         "target": Column(
@@ -139,7 +146,11 @@ def with_ratios(results: Results, shown: pd.DataFrame, names: Sequence[str]) -> 
     """Return the cells `shown` beside what the quantities `names` take from other cells than their own.
 
     That are speedup and efficiency, reductions against each baseline under its name, those of the time to the target
-    under `target-<baseline>`, and `metric_verdict`, that of `compare` on the metric against allreduce.
+    under `target-<baseline>`, and `metric_verdict`, that of `compare` on the metric against allreduce. Bootstrap
+    intervals, which take a while, are computed here too.
+
+    Raises:
+        UsageError: no cell has enough repetitions for a bootstrap that is asked for.
     """
     scaling = [f"{what}{end}" for what in ("speedup", "efficiency") for end in _EVERY]
     for of, compare in (("", ratios), ("target-", target_ratios)):
@@ -151,6 +162,9 @@ def with_ratios(results: Results, shown: pd.DataFrame, names: Sequence[str]) -> 
             kept = {f"reduction{end}": f"{of}{name}{end}" for end in _EVERY}
             extra = scaling if of_time and name == "serial" else []
             shown = shown.merge(own[[*CELL, *kept, *extra]].rename(columns=kept), on=CELL, how="left")
+    if "bootstrap" in names:
+        resampled = bootstrap_cells(results).rename(columns={"low_s": "trimmed_low_s", "high_s": "trimmed_high_s"})
+        shown = shown.merge(resampled[[*CELL, *_TRIMMED]], on=CELL, how="left")
     if "metric-vs-allreduce" in names:
         shown = shown.merge(_verdicts(results), on=CELL, how="left")
     return shown

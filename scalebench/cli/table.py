@@ -48,9 +48,9 @@ def table(results: Path | None, style: str, columns: str, output: Path | None, *
     """Print the times, speedups, reductions and metrics of the study in RESULTS (of several the newest).
 
     Each number is rounded to the digits that its interval supports; json has them unrounded, in SI units. LaTeX needs
-    the package booktabs and stands in a float with caption and label. Columns: time, median, speedup, efficiency,
-    vs-serial, vs-allreduce, vs-horovod, vs-ddp (time reductions), target and epochs (time and epochs to the target),
-    target-vs-serial and so on, metric, runs.
+    the package booktabs and stands in a float with caption and label. Columns: time, median, bootstrap (a trimmed
+    mean), speedup, efficiency, vs-serial, vs-allreduce, vs-horovod, vs-ddp (time reductions), target and epochs (time
+    and epochs to the target), target-vs-serial and so on, metric, runs.
 
     \b
     scalebench table --format latex --strategy allreduce --strategy epoch_average --output table.tex

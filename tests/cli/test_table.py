@@ -9,12 +9,13 @@ import re
 
 import pytest
 
-from scalebench.analysis import cells, load
+from scalebench.analysis import bootstrap_cells, cells, load
 from scalebench.analysis.verdicts import compare_strategies
 from scalebench.cli.table import table_of
 from scalebench.formatting import BETWEEN, BETWEEN_MEANS
 from scalebench.records.store import Store
 from tests.analysis.conftest import study  # noqa: F401
+from tests.analysis.test_comparing import only
 from tests.analysis.test_time_to_target import cell
 from tests.records_factory import run_row, study_rows
 
@@ -201,6 +202,20 @@ def test_bounds_stand_in_place_of_a_number_that_nothing_supports(tmp_path, invok
     (row,) = csv.DictReader(io.StringIO(invoke("table", folder, "--style", "csv", *words.split())))
     assert (row["Time (s)"], row["Time (s) low"], row["Time (s) high"]) == ("", "0.1", "100")
     assert (row["vs allreduce (%)"], row["vs allreduce (%) low"]) == ("", "-7957")
+
+
+def test_trimmed_mean_with_its_bootstrap_interval_is_a_column(tmp_path, folder, invoke):
+    rows = study_rows(strategies=("allreduce",), workers=(2,), native_workers=(2,), repetitions=20)
+    with Store(tmp_path / "many", fsync=False) as store:
+        for run, epochs in rows:
+            store.append(run, epochs)
+    words = ("--columns", "time,bootstrap", "--format", "json")
+    of = {row["execution"]: row for row in json.loads(invoke("table", tmp_path / "many", *words))["rows"]}
+    expected = only(bootstrap_cells(load(tmp_path / "many")), workers=2)
+    assert of["native"]["trimmed mean"] == expected.trimmed_s
+    assert of["native"]["trimmed mean low"] == expected.low_s < of["native"]["trimmed mean"]
+    assert of["virtual"]["trimmed mean"] is None, "its repetitions are draws of one calibration"
+    assert "the most repetitions of a native or paced time are" in invoke("table", folder, *words, code=2)
 
 
 def test_steady_study_has_no_footnote_on_bounds_that_stand_alone(folder, invoke):
