@@ -249,7 +249,7 @@ def _sentences(
         gain = f"half of its time makes the training {max(last.gains.values()):.2f} times as fast"
         line = f"{strategy}: at {last.workers:,} workers bound by {last.binds} ({gain}: {_shares(last)}); "
         line += f"knee at {bend.workers:,} (efficiency {100 * bend.efficiency:.0f} %); " if bend else ""
-        line += f"{digits(cost)} {hour}"
+        line += f"{digits(cost)} {hour}{' for all epochs' if to_target else ''}"
         yield line + (f", {digits(cost * price)} at {price:g} each" if price else "") + "."
         if last.workers > 1:
             yield from _needs(predictor, last)

@@ -111,7 +111,8 @@ def answer(points: Sequence[Point], choice: Choice, scale: Mapping[int, float], 
     )
     named = [f"{each.strategy} {span(each, scale.get(id(each), 1.0))}" for each in own[:_NAMED]]
     more = f", {len(own) - _NAMED} more are slower" if len(own) > _NAMED else ""
-    return f"{workers:,} {device}: {', '.join(named)}{more}{_verdict(own, choice)}"
+    aim = ", to the target" if scale else ""
+    return f"{workers:,} {device}{aim}: {', '.join(named)}{more}{_verdict(own, choice)}"
 
 
 def _verdict(own: Sequence[Point], choice: Choice) -> str:
@@ -150,8 +151,9 @@ def decision(predictor: Predictor, choice: Choice, scale: Mapping[int, float], p
     times = (factor * point.train_s, factor * point.low_s, factor * point.high_s)
     said = f"Decision: {point.strategy} on {point.nodes:,} node{'s' * (point.nodes > 1)} ({point.workers:,} workers), "
     said += hours_span(times, point.workers * each, hour, price)
+    said += " to the target" if scale else ""
     said += _robust(choice)
-    return [said, *_other_links(predictor, choice)]
+    return [said, *_other_links(predictor, choice, factor)]
 
 
 def _robust(choice: Choice) -> str:
@@ -166,8 +168,8 @@ def _robust(choice: Choice) -> str:
     return f"; not at both ends of the interval: {ends}. {what} would tell."
 
 
-def _other_links(predictor: Predictor, choice: Choice) -> list[str]:
-    """Say what half and twice the bandwidth between nodes change."""
+def _other_links(predictor: Predictor, choice: Choice, scale: float) -> list[str]:
+    """Say what half and twice the bandwidth between nodes change in `scale` times the training."""
     point, platform, batch = choice.point, predictor.platform, predictor.workload.batch
     if point.nodes == 1:
         return []
@@ -178,7 +180,7 @@ def _other_links(predictor: Predictor, choice: Choice) -> list[str]:
         case = [Case(platform.between_nodes(factor), batch)]
         times = [float(predictor.times(each.strategy, each.workers, case).time[0]) for each in rivals]
         change = times[0] / point.train_s - 1
-        text = f"on links of {digits(factor * own)} Gbit/s {seconds(times[0])}"
+        text = f"on links of {digits(factor * own)} Gbit/s {seconds(scale * times[0])}"
         text += f" ({100 * change:+.1f} %)" if abs(change) >= 5e-4 else " (no change)"
         if len(times) > 1:
             saved = 1 - times[1] / times[0]

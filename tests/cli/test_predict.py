@@ -188,6 +188,23 @@ def test_advice_keeps_to_points_that_fit_inside_the_inputs_range():
     assert re.search(r"at 2,048 workers .*least", output)
 
 
+def test_all_of_the_answer_is_about_the_way_to_a_target():
+    """Half of the epochs: half of every time and cost, links of other speed included."""
+
+    def numbers(*aim: str) -> list[float]:
+        words = ("--step-time", "0.1", "--workers", "256", "--strategy", "allreduce", "--epochs", "90", *aim)
+        head, choice, links = invoke(*words).output.splitlines()[:3]
+        assert ("to the target" in head, "GPU-hours" in choice, "on links of" in links) == (bool(aim), True, True)
+        assert ("to the target;" in choice) == bool(aim)
+        hours, *_ = re.search(r"([\d.]+) GPU-hours", choice).groups()
+        found = [re.search(r"allreduce ([\d.]+) (s|min)", head), *re.finditer(r"Gbit/s ([\d.]+) (s|min) \(", links)]
+        return [float(hours), *(float(each[1]) * (60 if each[2] == "min" else 1) for each in found)]
+
+    whole = numbers()
+    assert len(whole) == 4
+    assert numbers("--epochs-to-target", "45,1e15") == pytest.approx([each / 2 for each in whole], rel=0.03)
+
+
 def test_answer_stands_first_with_intervals_and_what_they_rest_on():
     both = ("--strategy", "ddp", "--strategy", "epoch_average")
     asked = ("--device", "a100-40gb", "--roofline", "--workers", "64,256", *both)
