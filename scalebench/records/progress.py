@@ -168,7 +168,7 @@ def progress_of(folder: Path) -> Progress:
         repeated=attempts.repeated(),
         other_data=_on_other_data(attempts, newest),
         without_epochs=without_epochs,
-        seconds_per_run=_paces(newest),
+        seconds_per_run=_paces(newest, attempts.path.stat().st_mtime if newest else 0.0),
     )
 
 
@@ -202,11 +202,12 @@ def _group(row: dict[str, str]) -> str:
     return group_of(row["execution"], row["engine"])
 
 
-def _paces(rows: Iterable[dict[str, str]]) -> dict[str, float]:
+def _paces(rows: Iterable[dict[str, str]], ended: float) -> dict[str, float]:
     """Return mean wall seconds by group, from the start of a run to the next start, without pauses between commands.
 
     Real runs of all engines are interleaved one at a time, so the next start may belong to another group. Real and
-    virtual runs are separated, as a calibration may lie between them.
+    virtual runs are separated, as a calibration may lie between them. The last run `ended` when its row was written: a
+    copied file is too young for that.
     """
     begun = []
     for row in rows:
@@ -217,6 +218,9 @@ def _paces(rows: Iterable[dict[str, str]]) -> dict[str, float]:
     gaps: dict[str, list[float]] = {}
     for _, side in groupby(begun, key=lambda start: start[1]):
         starts = list(side)
+        last = starts[-1][0]
+        if starts[-1] is begun[-1] and 0 < ended - last <= _BREAK * (last - starts[0][0]) / len(starts) + 60:
+            starts.append((ended, *starts[-1][1:]))
         for (moment, _, group), (following, _, _) in pairwise(starts):
             if moment < starts[-1][0]:
                 gaps.setdefault(group, []).append(following - moment)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from datetime import UTC, datetime, timedelta
 
 import pytest
@@ -77,6 +78,18 @@ def test_parallel_runs_share_their_wall_time(tmp_path):
             store.append(row(number, number // 3 * 6))
     assert progress_of(tmp_path).seconds_per_run == pytest.approx({"virtual": 2.0})
     assert progress_of(tmp_path).left_s == pytest.approx(22.0)
+
+
+def test_runs_begun_at_once_took_until_the_last_row_was_written(tmp_path):
+    """As the first ones of a pool, which are begun together: their starts tell nothing of how long they took."""
+    keep_planned(tmp_path, [Planned(f"r{number}", "h", "virtual") for number in range(20)])
+    with Store(tmp_path) as store:
+        for number in range(4):
+            store.append(row(number, 0.04 * (number == 3)))
+    assert progress_of(tmp_path).seconds_per_run == pytest.approx({"virtual": 0.04 / 3}), "a copy: its age is no time"
+    ended = (BEGAN + timedelta(seconds=40)).timestamp()
+    os.utime(tmp_path / "runs.csv", (ended, ended))
+    assert progress_of(tmp_path).seconds_per_run == pytest.approx({"virtual": 10.0})
 
 
 def test_pace_of_interleaved_engines_is_separate(tmp_path):
