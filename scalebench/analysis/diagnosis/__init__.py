@@ -2,7 +2,7 @@
 
 from scalebench.analysis.diagnosis.clocks import clocks_apart, throttled_cores
 from scalebench.analysis.diagnosis.network import slow_network
-from scalebench.analysis.diagnosis.placement import oversubscribed_cores, unbound_workers
+from scalebench.analysis.diagnosis.placement import busy_cores, oversubscribed_cores, unbound_workers
 from scalebench.analysis.diagnosis.symptom import Symptom
 from scalebench.analysis.diagnosis.workers import slow_nodes, slow_workers
 from scalebench.analysis.loading import Results
@@ -12,6 +12,7 @@ LOOKS = (
     slow_workers,
     throttled_cores,
     oversubscribed_cores,
+    busy_cores,
     unbound_workers,
     slow_network,
     clocks_apart,

@@ -1,4 +1,4 @@
-"""Workers without cores of their own: more of them than cores, or none of them bound."""
+"""Workers without cores of their own: more of them than cores, other programs beside them, or none of them bound."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import pandas as pd
 
 from scalebench.analysis.diagnosis.symptom import NATIVE, Symptom, run_ids, workers_of
 from scalebench.analysis.loading import Results, cells_in
-from scalebench.formatting import counted, listed
+from scalebench.formatting import counted, listed, share
 from scalebench.study.cell import in_words
 from scalebench.system.processors import core_list, cores_in
 
@@ -26,8 +26,27 @@ def oversubscribed_cores(results: Results) -> Iterator[Symptom]:
             in_words(cells_in(crowded)),
             _placements(crowded),
             run_ids(crowded),
-            "workers take turns on a core: times are those of fewer cores, and no baseline of others",
-            "at most as many workers as cores (--workers), more nodes, or virtual runs of the larger counts",
+            "workers, the threads that move their bytes and servers take turns on the cores: times are those of fewer "
+            "cores, and no baseline of others",
+            "at most as many of these as cores (--workers), more nodes, or virtual runs of the larger counts",
+        )
+
+
+def busy_cores(results: Results) -> Iterator[Symptom]:
+    """Native runs beside which other programs took so much of the cores that they are no baseline."""
+    runs = results.completed
+    beside = runs[(runs["execution"] == NATIVE) & runs["disturbed"].astype(bool)]
+    if len(beside):
+        ends = dict.fromkeys(map(share, (beside["others_load"].min(), beside["others_load"].max())))
+        taken = " to ".join(ends).replace(" %", "", len(ends) - 1)
+        yield Symptom(
+            "busy cores",
+            in_words(cells_in(beside)),
+            f"other programs took {taken} of the cores of the busiest node",
+            run_ids(beside),
+            "times are those of a part of the machine, vary from run to run, and are no baseline of others",
+            "end the other programs, or ask the scheduler for whole nodes (--exclusive), and make these runs anew with "
+            "run --new",
         )
 
 
