@@ -66,15 +66,15 @@ def parse(text: str, where: str, error: type[UsageError]) -> Any:
 def explain(error: ValidationError, model: type[BaseModel], where: str) -> str:
     """Return a validation error in one line: file, key path, expected value, nearest known key.
 
-    An unknown key is named before a missing one, as both are often one misspelt key.
+    An unknown key is named before a missing one, as both are often one misspelt key; further unknown keys follow.
     """
     faults = find_faults(error)
     first = faults[0]
     if first.unknown:
         missing = [fault.key[-1] for fault in faults if fault.missing and fault.key[:-1] == first.key[:-1]]
-        return (
-            f"{where}: unknown key {first.path!r}; {nearest(first.key[-1], fields_at(model, first.key[:-1]), missing)}"
-        )
+        close = nearest(first.key[-1], fields_at(model, first.key[:-1]), missing)
+        others = ", ".join(repr(fault.path) for fault in faults[1:] if fault.unknown)
+        return f"{where}: unknown key {first.path!r}; {close}{f' (also unknown: {others})' if others else ''}"
     if first.missing:
         meaning = fields_at(model, first.key[:-1])[first.key[-1]].description
         return f"{where}: key {first.path!r} is missing{f' ({meaning})' if meaning else ''}"

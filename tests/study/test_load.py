@@ -129,6 +129,7 @@ def test_both_batch_keys_are_refused(tmp_path: Path) -> None:
     ("content", "message"),
     [
         ("epoch: 3", "unknown key 'epoch'; did you mean 'epochs'?"),
+        ("epohs: 3\ndatset: wine", "unknown key 'epohs'; did you mean 'epochs'? (also unknown: 'datset')"),
         ("str: 3", "unknown key 'str'; did you mean 'cluster'"),
         ("virtual: {int: 3}", "unknown key 'virtual.int'"),
         ("virtual: {tie: rank}", "unknown key 'virtual.tie'; did you mean 'ties'?"),
@@ -168,7 +169,7 @@ def test_both_batch_keys_are_refused(tmp_path: Path) -> None:
         (b"\x00\x01binary", "not YAML"),
         ("a: " + "x" * 1_000_001, "larger than 1,000,000 bytes"),
     ],
-    ids=range(36),
+    ids=range(37),
 )
 def test_invalid_file_is_refused_by_key(tmp_path: Path, content: str | bytes, message: str) -> None:
     path = write(tmp_path, content)
