@@ -9,8 +9,8 @@ from scalebench.figures.drawing.panel import Panel
 from scalebench.figures.drawing.styles import looks
 
 
-def test_only_lines_that_share_a_point_are_set_apart():
-    rows = [("allreduce", [0.5, 0.6]), ("ddp", [0.5, 0.6]), ("epoch_average", [0.4, 0.55])]
+def test_only_lines_that_cover_each_other_are_set_apart():
+    rows = [("allreduce", [0.5, 0.6]), ("ddp", [0.5002, 0.5998]), ("epoch_average", [0.4, 0.55])]
     table = pd.DataFrame(
         {"execution": "virtual", "engine": "virtual", "series": name, "workers": 2, "epochs": epoch, "metric": value}
         for name, values in rows

@@ -30,6 +30,7 @@ _MOST_LABELS = 10  # of a y axis
 _TITLE_SHARE = 0.8  # of a panel's width: titles begin where the axes do
 _BAR = 0.78
 _CONTEXT = "#D0D0D0"
+_LINE_WIDTH = 0.005  # of the range of a panel's values: a difference that is not seen
 _MOST_SHIFT = 0.4  # of the gap between neighbouring points
 Bar = tuple[tuple[float, float], tuple[float, float]]
 
@@ -116,13 +117,13 @@ class Panel:
 
         `frame` has the columns execution, engine, series, workers, oversubscribed and, of measured times, disturbed;
         rows without a value are left out. `scale` turns its unit into that of the axis; the drawn data has the unit of
-        the axis. A `sparse` line has error bar, cross and plus sign at its last point only. Lines that share a point
-        are drawn `apart_pt` points apart, each a little higher than the one before, or `aside`, by this times the shift
-        of their look.
+        the axis. A `sparse` line has error bar, cross and plus sign at its last point only. Lines that
+        cover each other are drawn `apart_pt` points apart, each a little higher than the one before, or `aside`, by
+        this times the shift of their look.
         """
         own = [name for name in looks if name in set(frame["series"])]
         crowded = _fitting_shift(frame[x]) if shift else 1.0
-        lines = _points_of(frame, x, quantity) if apart_pt else {}
+        covering = _covering(frame, x, quantity, own) if apart_pt else {}
         bars: list[Bar] = []
         colors: list[str] = []
         points: list[tuple[float, float]] = []
@@ -154,7 +155,7 @@ class Panel:
                     drawn += self.ax.plot(at[hit], y[hit], **MARKS[mark](), zorder=5)
                 else:
                     places += list(zip(at[hit], y[hit], strict=True))
-            if apart_pt and (alike := _sharing_points(str(name), lines, own)):
+            if alike := covering.get(str(name)):
                 self._lift(drawn, apart_pt * (alike.index(str(name)) - (len(alike) - 1) / 2))
             self._lines += drawn
         self._keep_curves(frame[frame[quantity].notna()], quantity, x, (low, high), scale)
@@ -372,16 +373,16 @@ _BESIDE = {
 }
 
 
-def _points_of(frame: pd.DataFrame, x: str, quantity: str) -> dict[str, set[tuple[float, float]]]:
-    """Return the points of each series."""
+def _covering(frame: pd.DataFrame, x: str, quantity: str, order: Sequence[str]) -> dict[str, list[str]]:
+    """Return, for each series, those in `order` whose lines cover its own for the most part, itself among them."""
     known = frame[frame[quantity].notna()]
-    return {str(name): set(zip(own[x], own[quantity], strict=True)) for name, own in known.groupby("series")}
-
-
-def _sharing_points(name: str, lines: Mapping[str, set[tuple[float, float]]], order: Sequence[str]) -> list[str]:
-    """Return the series, in `order`, that share a point with `name`, itself among them; none if it is alone."""
-    found = [other for other in order if other in lines and lines[other] & lines[name]]
-    return found if len(found) > 1 else []
+    width = _LINE_WIDTH * (known[quantity].max() - known[quantity].min())
+    heights = known.pivot_table(index=["execution", x], columns="series", values=quantity, aggfunc="first")
+    names = [name for name in order if name in heights]
+    covering = {
+        name: [other for other in names if (heights[name] - heights[other]).abs().median() <= width] for name in names
+    }
+    return {name: found for name, found in covering.items() if len(found) > 1}
 
 
 def metric_label(metric: str) -> str:
