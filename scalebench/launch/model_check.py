@@ -11,7 +11,6 @@ from dataclasses import dataclass
 from importlib.metadata import version
 from typing import TYPE_CHECKING
 
-from scalebench.comm.simulated import lone_communicator
 from scalebench.errors import ModelError
 from scalebench.formatting import counted, roughly
 from scalebench.launch.planning import StudyPlan, cuts_model
@@ -236,6 +235,7 @@ def measured_step(plan: StudyPlan) -> float:
     import torch
 
     from scalebench.calibration.step_windows import bounded, take_steps
+    from scalebench.comm.simulated import lone_communicator
     from scalebench.system.clock import WallClock
     from scalebench.training.replica import Replica
 
