@@ -213,7 +213,7 @@ def test_mistakes_are_the_command_lines_errors() -> None:
     ("call", "named"),
     [
         (lambda: scalebench.predict("resnet50", **ON_BOOSTER, step_tim=1), "no such keyword step_tim. (Did you mean"),
-        (lambda: scalebench.predict("resnet50", cluster="juwels-booster"), "with step_time, or a device "),
+        (lambda: scalebench.predict("resnet50", cluster="ethernet-10g"), "with step_time, or a device "),
         (lambda: scalebench.predict("resnet50"), "cluster is missing; give it, or what was measured with calibration"),
         (lambda: scalebench.predict(cluster="juwels-booster"), "model is missing; give it, or what was measured"),
         (lambda: scalebench.predict("resnet50", **ON_BOOSTER, jitter=20), "predict: jitter: 20.0 is not in the range"),

@@ -57,7 +57,7 @@ _PLACE = (
         "--device",
         metavar="NAME|FILE",
         help="In place of --step-time: a published step time of this device, else its roofline; or a file of "
-        "`calibrate --kernels`.",
+        "`calibrate --kernels`.  [default: the cluster's, where its file names one]",
     ),
     click.option("--roofline", is_flag=True, help="The device's roofline, also where a step time is published."),
     click.option(
@@ -172,6 +172,8 @@ def _platform(workload: Workload, flags: dict[str, Any], measured: Calibration |
     jitter, jitter_range, jitter_source = _jitter(flags["jitter"], cluster, measured)
     if measured is not None:
         require_measured_cluster(Path(flags["calibration"]), cluster)
+    if measured is None and flags["step_time"] is None and flags["device"] is None:
+        flags = {**flags, "device": cluster.node.device}
     device = _device(workload, flags, measured)
     operations = measured.operations if measured else {}
     if isinstance(device, Scaled):  # they stream vectors

@@ -26,6 +26,7 @@ class Node(StrictModel):
     workers_per_node: PositiveInt = Field(description="workers that a node holds, one per GPU as a rule")
     memory_gib: PositiveFloat | None = None
     network_cards: PositiveInt = Field(1, description="cards of links.inter; ranks that send at once share them")
+    device: str | None = Field(None, description="of a worker, as a device is called; predictions take it by default")
     source: str = _Source
 
 

@@ -188,6 +188,15 @@ def test_advice_keeps_to_points_that_fit_inside_the_inputs_range():
     assert re.search(r"at 2,048 workers .*least", output)
 
 
+def test_device_of_the_cluster_is_taken_unless_another_is_said():
+    words = ("--workers", "4", "--strategy", "allreduce")
+    assert "a100-40gb" in invoke(*words).output
+    assert invoke(*words).output == invoke(*words, "--device", "a100-40gb").output
+    assert "v100-16gb" in invoke(*words, "--device", "v100-16gb").output
+    with pytest.raises(UsageError, match="--step-time, or a --device"):
+        invoke(*words, "--cluster", "ethernet-10g")
+
+
 def test_all_of_the_answer_is_about_the_way_to_a_target():
     """Half of the epochs: half of every time and cost, links of other speed included."""
 
@@ -310,7 +319,7 @@ def test_hours_are_those_of_the_device(tmp_path):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ([], "--step-time"),
+        (["--cluster", "ethernet-10g"], "--step-time"),
         (["--step-time", "0.1", "--device", "v100-16gb"], "one of them"),
         (["--step-time", "0"], "greater than 0"),
         (["--step-time", "0.1", "--batch", "0"], "'--batch': 0 is not in the range"),
