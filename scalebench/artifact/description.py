@@ -14,7 +14,7 @@ from importlib.metadata import requires
 from pathlib import Path
 from typing import Annotated, Any, NamedTuple
 
-from pydantic import Field, ValidationError
+from pydantic import Field
 
 from scalebench import __version__
 from scalebench.analysis import Results
@@ -29,7 +29,7 @@ from scalebench.report.answer import answer
 from scalebench.report.comparison import as_text, comparisons
 from scalebench.report.origin import study_facts
 from scalebench.study.spec import slug
-from scalebench.study.validation import StrictModel, explain, read_mapping
+from scalebench.study.validation import StrictModel, read_as
 from scalebench.tables import Entry, Table
 
 NO_LICENSE = "not stated by the authors; ask them before using the records further"
@@ -74,10 +74,7 @@ def load_paper(path: Path | None) -> PaperFile:
     """
     if path is None:
         return PaperFile()
-    try:
-        paper = PaperFile.model_validate(read_mapping(path, StudyError, "paper"))
-    except ValidationError as error:
-        raise StudyError(explain(error, PaperFile, str(path))) from None
+    paper = read_as(path, PaperFile, StudyError, "paper")
     known = figure_names()
     for name in [*paper.elements, *(name for one in paper.contributions for name in one.figures)]:
         if name not in known:

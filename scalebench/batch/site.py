@@ -7,12 +7,12 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, BeforeValidator, Field, NonNegativeInt, PositiveInt, ValidationError
+from pydantic import AfterValidator, BeforeValidator, Field, NonNegativeInt, PositiveInt
 
 from scalebench.errors import UsageError
 from scalebench.study.choices import LauncherName
 from scalebench.study.parsing import parse_duration
-from scalebench.study.validation import StrictModel, explain, read_mapping
+from scalebench.study.validation import StrictModel, read_as
 
 FILE = "site.yaml"
 
@@ -57,10 +57,7 @@ def site_for(place: Path, given: Path | None = None) -> tuple[Site, Path | None]
     path = given or next((path for path in site_files(place) if path.is_file()), None)
     if path is None:
         return Site(), None
-    try:
-        return Site.model_validate(read_mapping(path, SiteError, "site")), path
-    except ValidationError as error:
-        raise SiteError(explain(error, Site, str(path))) from None
+    return read_as(path, Site, SiteError, "site"), path
 
 
 def site_files(place: Path) -> list[Path]:

@@ -6,11 +6,11 @@ from importlib import resources
 from pathlib import Path
 from typing import Any, Literal
 
-from pydantic import Field, PositiveFloat, ValidationError, field_validator
+from pydantic import Field, PositiveFloat, field_validator
 
 from scalebench.errors import ClusterError, nearest
 from scalebench.study.spec import Name
-from scalebench.study.validation import StrictModel, explain, read_mapping
+from scalebench.study.validation import StrictModel, read_as
 
 Dtype = Literal["float64", "float32", "tf32", "bfloat16", "float16"]
 
@@ -74,11 +74,7 @@ def load_device(name_or_path: str | Path) -> Device:
         path = Path(str(_shipped() / f"{text}.yaml"))
     elif path.suffix not in {".yaml", ".yml"} and not path.is_file():
         raise ClusterError(f"unknown device {text!r}, and no such file; {nearest(text, device_names())}")
-    raw = read_mapping(path, ClusterError, "device")
-    try:
-        return Device.model_validate(raw)
-    except ValidationError as error:
-        raise ClusterError(explain(error, Device, str(path))) from None
+    return read_as(path, Device, ClusterError, "device")
 
 
 def _shipped() -> Any:

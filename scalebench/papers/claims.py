@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from pydantic import Field, ValidationError, model_validator
+from pydantic import Field, model_validator
 
 from scalebench.analysis import Results
 from scalebench.errors import StudyError
@@ -17,7 +17,7 @@ from scalebench.papers.catalog import CLAIMS, Paper
 from scalebench.papers.laws import without_run
 from scalebench.papers.obtained import Obtained, obtain
 from scalebench.papers.side_by_side import in_words, number, with_interval
-from scalebench.study.validation import StrictModel, explain, read_mapping
+from scalebench.study.validation import StrictModel, read_as
 
 Verdict = Literal["reproduced", "partly", "not reproduced", "not testable here", "not run"]
 
@@ -86,10 +86,7 @@ def read_claims(path: Path) -> list[Claim]:
     """
     if not path.is_file():
         return []
-    try:
-        return _Claims.model_validate(read_mapping(path, StudyError, "file of claims")).claims
-    except ValidationError as error:
-        raise StudyError(explain(error, _Claims, str(path))) from None
+    return read_as(path, _Claims, StudyError, "file of claims").claims
 
 
 def judge(claim: Claim, results: Mapping[str, Results], folder: Path | None = None) -> Judged:

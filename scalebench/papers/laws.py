@@ -11,7 +11,7 @@ from functools import lru_cache
 from pathlib import Path
 
 import pandas as pd
-from pydantic import Field, PositiveFloat, PositiveInt, ValidationError
+from pydantic import Field, PositiveFloat, PositiveInt
 
 from scalebench.analysis.epochs_to_target import EpochsLaw, fit_epochs
 from scalebench.cluster.device import load_device
@@ -26,7 +26,7 @@ from scalebench.pricing.platform import Platform
 from scalebench.pricing.prediction import Predictor, Workload
 from scalebench.pricing.what_if import Axis, Plane, what_if
 from scalebench.study.spec import Component
-from scalebench.study.validation import StrictModel, explain, read_mapping
+from scalebench.study.validation import StrictModel, read_as
 from scalebench.system.bounded_read import read_bytes
 from scalebench.validation.errors import with_errors
 from scalebench.validation.measurements import read_published
@@ -92,10 +92,7 @@ def read_what_ifs(path: Path) -> dict[str, WhatIf]:
     """
     if not path.is_file():
         return {}
-    try:
-        planes = _WhatIfs.model_validate(read_mapping(path, StudyError, "file of what-ifs")).planes
-    except ValidationError as error:
-        raise StudyError(explain(error, _WhatIfs, str(path))) from None
+    planes = read_as(path, _WhatIfs, StudyError, "file of what-ifs").planes
     return {name: plane.seen_from(path.parent) for name, plane in planes.items()}
 
 

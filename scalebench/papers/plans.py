@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from matplotlib.figure import Figure
-from pydantic import Field, PositiveFloat, PositiveInt, ValidationError
+from pydantic import Field, PositiveFloat, PositiveInt
 
 from scalebench.cluster.load import load_cluster
 from scalebench.errors import StudyError
@@ -25,7 +25,7 @@ from scalebench.strategies.adaptive import Costs, chosen, runs_of
 from scalebench.strategies.base import LayerProfile
 from scalebench.strategies.registry import create
 from scalebench.study.spec import Component
-from scalebench.study.validation import StrictModel, explain, read_mapping
+from scalebench.study.validation import StrictModel, read_as
 from scalebench.system.atomic_write import open_own
 
 _GIB = 2**30
@@ -137,10 +137,7 @@ def read_plans(path: Path) -> dict[str, Plan]:
     """
     if not path.is_file():
         return {}
-    try:
-        plans = _Plans.model_validate(read_mapping(path, StudyError, "file of plans")).plans
-    except ValidationError as error:
-        raise StudyError(explain(error, _Plans, str(path))) from None
+    plans = read_as(path, _Plans, StudyError, "file of plans").plans
     return {
         name: plan.model_copy(update={"cluster": found_file(path.parent, plan.cluster)}) for name, plan in plans.items()
     }

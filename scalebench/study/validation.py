@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Hashable
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any, TypeVar, get_args
 
 import yaml
 from pydantic import BaseModel, ConfigDict, ValidationError, ValidationInfo, field_validator
@@ -15,7 +15,20 @@ from scalebench.study.validation_errors import fields_at, find_faults, one_line,
 
 _MAX_BYTES = 1_000_000
 _MAX_DEPTH = 40  # of nesting
+_Model = TypeVar("_Model", bound=BaseModel)
 _Loader: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+
+
+def read_as(path: Path, model: type[_Model], error: type[UsageError], what: str) -> _Model:
+    """Return the YAML file `path` as a `model`; `what` names its kind in messages.
+
+    Raises:
+        UsageError: (of class `error`) as `read_mapping`, or a key or value is wrong; one line that names file and key.
+    """
+    try:
+        return model.model_validate(read_mapping(path, error, what))
+    except ValidationError as fault:
+        raise error(explain(fault, model, str(path))) from None
 
 
 def read_mapping(path: Path, error: type[UsageError], what: str) -> dict[str, Any]:
