@@ -12,7 +12,7 @@ import yaml
 from pydantic import ValidationError
 
 from scalebench.errors import StudyError, nearest
-from scalebench.study.spec import DEFAULT_TARGET, Study, Training
+from scalebench.study.spec import DEFAULT_TARGET, Study, Training, slug
 from scalebench.study.validation import explain, parse, read_mapping
 
 _HEADER = """\
@@ -38,7 +38,8 @@ _SHORTCUTS = ("dataset", "model", "optimizer", "partition")  # components whose 
 def load_study(path: Path | None, overrides: dict[str, Any], sets: list[str]) -> Study:
     """Return the study in `path` (None: the default study), changed by `sets` (`key=value`), then `overrides` (flags).
 
-    The default study has a target metric as long as its data set is the default one.
+    The default study has a target metric as long as its data set is the default one. A study without a name has that of
+    its data and scaling.
 
     A flag is applied first if `sets` give options of the component it names. The value of a component's flag is a name
     or the YAML of a file, `--strategy 'local_sgd: {steps: 8}'`, or NAME:OPTION=VALUE.
@@ -65,9 +66,19 @@ def load_study(path: Path | None, overrides: dict[str, Any], sets: list[str]) ->
     if path is None and "dataset" not in raw:
         raw.setdefault("target_metric", DEFAULT_TARGET)
     try:
-        return Study.model_validate(from_home(raw))
+        study = Study.model_validate(from_home(raw))
     except ValidationError as error:
         raise StudyError(explain(error, Study, _origin(error, where, overrides, sets))) from None
+    return study if "name" in raw else study.model_copy(update={"name": _name_by_content(study)})
+
+
+def _name_by_content(study: Study) -> str:
+    """Return a name by data and scaling, so that studies of other data do not meet in one folder of results."""
+    default = Study()
+    if (study.dataset, study.scaling) == (default.dataset, default.scaling):
+        return default.name
+    data = str(study.dataset.options.get("file", study.dataset.name)).partition(":")[0]
+    return slug(f"{Path(data).stem[:60]}-{study.scaling}-scaling")
 
 
 def dump_study(study: Study) -> str:

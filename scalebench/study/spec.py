@@ -199,7 +199,9 @@ class Training(StrictModel):
 class Study(Training):
     """A study: the training and the axes of the sweep."""
 
-    name: Name = "digits-strong-scaling"
+    name: Name = Field(
+        "digits-strong-scaling", description="folder of the results; default: by data and scaling, as here"
+    )
     description: str = ""
     label: str = Field("", max_length=120, description="model and data in captions of figures; default: their names")
     workers: Annotated[list[PositiveInt], BeforeValidator(parse_workers)] = Field(

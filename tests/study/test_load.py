@@ -40,6 +40,21 @@ def test_target_of_the_default_study_belongs_to_its_data() -> None:
     assert load_study(None, {"epochs": 2}, ["target_metric=0.95"]).target_metric == 0.95
 
 
+@pytest.mark.parametrize(
+    ("said", "name"),
+    [
+        ({"scaling": "strong"}, "digits-strong-scaling"),
+        ({"dataset": "wine"}, "wine-strong-scaling"),
+        ({"dataset": {"csv": {"file": "cells.csv", "target": "kind"}}, "scaling": "weak"}, "cells-weak-scaling"),
+        ({"dataset": "own/data.py:load"}, "data-strong-scaling"),
+        ({"dataset": "wine", "name": "mine"}, "mine"),
+    ],
+)
+def test_study_without_a_name_has_that_of_its_data(tmp_path: Path, said: dict[str, Any], name: str) -> None:
+    assert load_study(None, said, []).name == name
+    assert load_study(write(tmp_path, yaml.safe_dump(said)), {}, []).name == name
+
+
 @pytest.mark.parametrize("text", ["", "# nothing yet\n", "{}\n", "null\n"])
 def test_empty_study_file_is_refused(tmp_path: Path, text: str) -> None:
     with pytest.raises(StudyError, match=r"study.yaml: says nothing; expected keys of a study, such as"):
