@@ -74,9 +74,15 @@ def _unit(value: float) -> tuple[float, str]:
 
 
 def seconds_as_known(value: float, low: float, high: float) -> str:
-    """Return seconds with the digits that their interval leaves: `1.23 s`, `~4 s`, or its bounds, `0.3..90 s`."""
+    """Return seconds with the digits that their interval leaves: `1.23 s`, `~4 s`, or its bounds, `0.3..90 s`.
+
+    A lower bound of less than a tenth of the upper one's unit has a unit of its own, `40 ms..20 min`.
+    """
     if not is_supported(value, low, high):
         factor, unit = _unit(high)
+        if 0 < factor * low < 0.1:
+            smaller, own = _unit(low)
+            return f"{digits(_one_digit(smaller * low), 1)} {own}{BETWEEN}{digits(_one_digit(factor * high), 1)} {unit}"
         return f"{bounds_alone(factor * low, factor * high)} {unit}"
     return f"{ROUGH}{seconds(_one_digit(value), 1)}" if is_rough(value, low, high) else seconds(value)
 
