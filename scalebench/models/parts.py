@@ -95,10 +95,10 @@ def _modules(model: nn.Module, name: str) -> Iterator[tuple[str, nn.Module]]:
 
 
 def _refuse_shared(layers: Sequence[Layer], name: str) -> None:
-    owners: dict[int, Layer] = {}
+    owners: dict[nn.Parameter, Layer] = {}
     for layer in layers:
         for parameter in layer.parameters:
-            owner = owners.setdefault(id(parameter), layer)
+            owner = owners.setdefault(parameter, layer)
             if owner is not layer:
                 raise ModelError(
                     f"model {name}: layers {owner.name} and {layer.name} share a parameter, so that no cut between "

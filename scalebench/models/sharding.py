@@ -53,7 +53,7 @@ class Shards:
     def __init__(self, degree: int, index: int, name: str) -> None:
         self.degree, self.index, self.name = degree, index, name
         self.segments: list[Segment] = []
-        self.shares: dict[int, Share] = {}  # by id of each parameter and buffer that was made
+        self.shares: dict[Tensor, Share] = {}  # by parameter or buffer that was made
         self._kept: list[nn.Module] = []  # consecutive modules that are held whole
 
     def segmented(self, modules: Sequence[nn.Module]) -> list[Segment]:
@@ -137,7 +137,7 @@ class Shards:
 
     def _parameter(self, share: Share) -> nn.Parameter:
         made = nn.Parameter(share.place().clone(), requires_grad=share.whole.requires_grad)
-        self.shares[id(made)] = share
+        self.shares[made] = share
         return made
 
     def _columns(self, module: nn.Module) -> nn.Module:
@@ -171,7 +171,7 @@ class Shards:
             if whole is not None:
                 share = Share(whole, 0, start, length)
                 made.register_buffer(name, share.place().clone())
-                self.shares[id(getattr(made, name))] = share
+                self.shares[getattr(made, name)] = share
         return made
 
     def _encoder(self, module: nn.TransformerEncoderLayer) -> None:
@@ -327,7 +327,7 @@ class Held(NamedTuple):
     """What one worker holds of a model: segments of each chunk, and the places of their tensors in the whole model."""
 
     chunks: list[list[Segment]]
-    shares: dict[int, Share]  # of tensors that are shares, by id
+    shares: dict[Tensor, Share]  # by tensor that is a share
 
     @property
     def model(self) -> nn.Module:
@@ -339,7 +339,7 @@ class Held(NamedTuple):
         model = self.model
         tensors: list[Tensor] = [each for each in model.parameters() if each.requires_grad]
         tensors += [each for each in model.buffers() if each.is_floating_point()]
-        return [self.shares[id(each)].place() if id(each) in self.shares else each for each in tensors]
+        return [self.shares[each].place() if each in self.shares else each for each in tensors]
 
 
 def held_by(

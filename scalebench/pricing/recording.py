@@ -225,8 +225,7 @@ class RecordingWorker:
         own = [self.parameters, self.gradients, self.parameters.clone(), *_tensors(held)]
         if self.sharded is not None:
             own += self.sharded.gathered()
-        distinct = {id(tensor): tensor for tensor in own}.values()
-        storages = {tensor.untyped_storage()._cdata: tensor.untyped_storage().nbytes() for tensor in distinct}
+        storages = {tensor.untyped_storage()._cdata: tensor.untyped_storage().nbytes() for tensor in set(own)}
         return sum(storages.values())
 
     @property

@@ -97,9 +97,12 @@ def average_(comm: Communicator, tensors: Sequence[Tensor], weight: float | None
         comm.mean_(tensors, weight)
         return
     dtype = tensors[0].dtype
-    apart = [tensor for tensor in tensors if tensor.nbytes > LARGE and tensor.dtype == dtype and tensor.is_contiguous()]
-    lying = {id(tensor) for tensor in apart}
-    small = [tensor for tensor in tensors if id(tensor) not in lying]
+
+    def travels_alone(tensor: Tensor) -> bool:
+        return tensor.nbytes > LARGE and tensor.dtype == dtype and tensor.is_contiguous()
+
+    apart = [tensor for tensor in tensors if travels_alone(tensor)]
+    small = [tensor for tensor in tensors if not travels_alone(tensor)]
     if not small:
         comm.mean_(apart, weight)
         return
@@ -133,8 +136,8 @@ def floating_buffers(worker: Worker) -> list[Tensor]:
     if not hasattr(worker.state, "buffers_of_modules"):
         worker.state.buffers_of_modules = [module._buffers for module in worker.model.modules()]
     held = [buffer for buffers in worker.state.buffers_of_modules if buffers for buffer in buffers.values()]
-    floating = {id(buffer): buffer for buffer in held if buffer is not None and buffer.is_floating_point()}
-    return list(floating.values())
+    floating = [buffer for buffer in held if buffer is not None and buffer.is_floating_point()]
+    return list(dict.fromkeys(floating))  # two modules may share a buffer
 
 
 def broadcast_bytes_(comm: Communicator, tensors: Sequence[Tensor]) -> None:

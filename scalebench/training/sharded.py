@@ -156,9 +156,9 @@ class ShardedModel:
 
         Whole units keep what they hold.
         """
-        vectors: dict[int, Tensor] = {}
+        vectors: dict[Tensor, Tensor] = {}  # by parameter
         for unit in self.units:
             joined = torch.cat(list(gather(unit.own)))[: unit.numbers]
-            vectors |= zip(map(id, unit.parameters), views(unit.parameters, joined), strict=True)
+            vectors |= zip(unit.parameters, views(unit.parameters, joined), strict=True)
         trained = [parameter for parameter in self.model.parameters() if parameter.requires_grad]
-        return torch.cat([vectors[id(parameter)].reshape(-1) for parameter in trained])
+        return torch.cat([vectors[parameter].reshape(-1) for parameter in trained])

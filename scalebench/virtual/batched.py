@@ -332,11 +332,12 @@ def _begin(optimizer: Any) -> None:
 
 def _places(model: nn.Module, parameters: Sequence[nn.Parameter]) -> list[list[tuple[nn.Module, str]]]:
     """Return where each parameter is bound; a shared one is bound in several places."""
-    found: dict[int, list[tuple[nn.Module, str]]] = {}
+    found: dict[nn.Parameter, list[tuple[nn.Module, str]]] = {}
     for module in model.modules():
         for name, parameter in module._parameters.items():
-            found.setdefault(id(parameter), []).append((module, name))
-    return [found[id(parameter)] for parameter in parameters]
+            if parameter is not None:
+                found.setdefault(parameter, []).append((module, name))
+    return [found[parameter] for parameter in parameters]
 
 
 def _matrix_views(parameters: Sequence[Tensor], matrix: Tensor) -> list[Tensor]:

@@ -58,9 +58,8 @@ class _Tape(TorchDispatchMode):
         self._places = {tensor.untyped_storage().data_ptr() for tensor in inputs}
         self._graph = fx.Graph()
         self._lasting: dict[str, Tensor] = {}  # by name in the graph
-        self._nodes: dict[int, fx.Node] = {}  # by id of tensors that `_held` keeps alive
-        self._held: list[Tensor] = []
-        self._once: set[int] = set()  # ids of tensors of which one stands for two, equal as long as none is changed
+        self._nodes: dict[Tensor, fx.Node] = {}
+        self._once: set[Tensor] = set()  # of which one stands for two, equal as long as none is changed
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
@@ -80,7 +79,7 @@ class _Tape(TorchDispatchMode):
         made = operation(*arguments, **(keywords or {}))
         of = arguments[0] if arguments and isinstance(arguments[0], Tensor) else None
         if operation._schema.is_mutable:
-            if of is not None and id(of) in self._once:
+            if of is not None and of in self._once:
                 raise RuntimeError(f"{operation} changes in place what the recording takes for another tensor")
         elif isinstance(made, Tensor) and of is not None:
             if self._lasts(of) and self._lasts(made):
@@ -90,7 +89,7 @@ class _Tape(TorchDispatchMode):
                 return made
             if operation is _TIMES and arguments[1] == 1 and made.dtype == of.dtype:
                 self._name(made, self._node(of))
-                self._once.update((id(made), id(of)))
+                self._once.update((made, of))
                 return made
         if not isinstance(made, Tensor | Sequence):
             raise RuntimeError(f"{operation} reads a value, on which what follows may depend")
@@ -106,21 +105,20 @@ class _Tape(TorchDispatchMode):
 
     def _lasts(self, tensor: Tensor) -> bool:
         """Return True if `tensor` is an input or a view of one: the same when the operations are repeated."""
-        return id(tensor) not in self._nodes and tensor.untyped_storage().data_ptr() in self._places
+        return tensor not in self._nodes and tensor.untyped_storage().data_ptr() in self._places
 
     def _node(self, argument: Any) -> Any:
         """Return the node that makes a tensor; what no operation has made stays where it is."""
         if not isinstance(argument, Tensor):
             return argument
-        if id(argument) in self._nodes:
-            return self._nodes[id(argument)]
+        if argument in self._nodes:
+            return self._nodes[argument]
         name = f"lasting_{len(self._graph.nodes)}"
         self._lasting[name] = argument.detach()
         return self._graph.get_attr(name)
 
     def _name(self, tensor: Tensor, node: fx.Node) -> None:
-        self._nodes[id(tensor)] = node
-        self._held.append(tensor)
+        self._nodes[tensor] = node
 
 
 def _is_the_same(view: Tensor, of: Tensor) -> bool:

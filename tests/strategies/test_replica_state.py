@@ -60,7 +60,7 @@ def test_adjacent_tensors_of_other_storage_are_not_joined():
     ids=["dtypes", "transposed", "empty"],
 )
 def test_tensors_of_other_layout_are_not_joined(tensors):
-    assert [id(each) for each in joined(tensors)] == [id(each) for each in tensors]
+    assert all(one is other for one, other in zip(joined(tensors), tensors, strict=True))
 
 
 def test_a_transposed_piece_is_not_taken_for_the_memory_that_it_covers():
