@@ -214,7 +214,7 @@ def answer(
     from scalebench.pricing import decision
 
     points = [grid.points[place] for place in aimed(grid, to_target)] if to_target else grid.advised()
-    scale = {id(grid.points[place]): aim.epochs / grid.points[place].epochs for place, aim in to_target.items()}
+    scale = {grid.points[place]: aim.epochs / grid.points[place].epochs for place, aim in to_target.items()}
     _, each = predictor.platform.hours
     choice = decision.choose(points, scale, math.inf if budget is None else budget / each)
     if choice is None:
@@ -288,11 +288,11 @@ def _best(grid: Grid, budget: float, unit: tuple[str, float], to_target: dict[in
     from scalebench.pricing import advice
 
     hour, each = unit
-    epochs = {id(grid.points[place]): aim.epochs for place, aim in to_target.items()}
+    epochs = {grid.points[place]: aim.epochs for place, aim in to_target.items()}
     points = [grid.points[place] for place in aimed(grid, to_target)] if to_target else grid.advised()
 
     def seconds_of(point: Point) -> float:
-        return epochs.get(id(point), point.epochs) * point.epoch_s
+        return epochs.get(point, point.epochs) * point.epoch_s
 
     if not points:
         return

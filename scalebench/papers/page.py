@@ -129,9 +129,9 @@ def _verdict(paper: Paper, pairs: Sequence[Pair], results: Mapping[str, Results]
     judged = Counter(judge(claim, results, paper.folder).verdict for claim in read_claims(paper.folder / CLAIMS))
     counts = ", ".join(f"{judged[verdict]} {verdict}" for verdict in get_args(Verdict) if judged[verdict])
     claims = f"Of {counted(judged.total(), 'claim')}: {counts}. " if judged else ""
-    numbers = {id(pair.published) for pair in pairs}  # of one published number there is a pair for each execution
-    beside = {id(pair.published) for pair in pairs if pair.obtained is not None}
-    covered = {id(pair.published) for pair in pairs if _covers(pair)}
+    numbers = {pair.published for pair in pairs}  # of one published number there is a pair for each execution
+    beside = {pair.published for pair in pairs if pair.obtained is not None}
+    covered = {pair.published for pair in pairs if _covers(pair)}
     return (
         f"{claims}Of {counted(len(numbers), 'published number')}, {len(beside)} have ours beside them, and "
         f"{len(covered)} lie in an interval of ours."

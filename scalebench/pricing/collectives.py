@@ -14,7 +14,7 @@ from scalebench.cluster.operation import Kind, Members, Operation
 from scalebench.pricing.charges import Machines
 from scalebench.pricing.costs import Costs
 from scalebench.pricing.overlap import Stream, buckets_end
-from scalebench.pricing.program import Step
+from scalebench.pricing.program import Program, Step
 from scalebench.pricing.schedule import Event, Ints, RankGroups
 
 Floats = NDArray[np.float64]
@@ -33,25 +33,25 @@ class Groups:
         self.sizes = np.bincount(self.labels)
         self.order = np.argsort(self.labels, kind="stable")
         self.starts = np.cumsum(self.sizes) - self.sizes
-        self._of_ranks: dict[int, tuple[Ints, Ints, Ints]] = {}
+        self._of_programs: dict[Program, tuple[Ints, Ints]] = {}
         self.members = [partition.members(label) for label in first.tolist()]
         kinds: dict[object, list[int]] = defaultdict(list)
         for label, members in enumerate(self.members):
             kinds[members if costs.network.cluster.links.slow else costs.network.shape_of(members)].append(label)
         self.alike = [(np.array(labels), self.members[labels[0]]) for labels in kinds.values()]
 
-    def of(self, ranks: Ints) -> tuple[Ints, Ints]:
-        """Return the labels of `ranks`, and the number of them in each group; computed once for each array."""
-        if id(ranks) not in self._of_ranks:
-            labels = self.labels[ranks]
-            self._of_ranks[id(ranks)] = labels, np.bincount(labels, minlength=len(self.sizes)), ranks
-        return self._of_ranks[id(ranks)][:2]
+    def of(self, program: Program) -> tuple[Ints, Ints]:
+        """Return the labels of the workers of `program`, and the number of them in each group."""
+        if program not in self._of_programs:
+            labels = self.labels[program.ranks]
+            self._of_programs[program] = labels, np.bincount(labels, minlength=len(self.sizes))
+        return self._of_programs[program]
 
 
 class Meeting:
     """One collective of every group of a partition: arrivals, ends and costs by worker, state by group."""
 
-    def __init__(self, event: Event, key: tuple[int, int], groups: Groups, shape: tuple[int, int]) -> None:
+    def __init__(self, event: Event, key: tuple[RankGroups, int], groups: Groups, shape: tuple[int, int]) -> None:
         self.event, self.key, self.groups = event, key, groups
         self.others: dict[int, Event] = {}  # of groups whose collective of this number is another one
         self.missing, self.awaited = groups.sizes.copy(), int(groups.sizes.sum())
@@ -69,9 +69,9 @@ class Meeting:
             found.setdefault(_cost_key(event), (event, []))[1].append(label)
         return [(event, np.array(own)) for event, own in found.values()] or [(self.event, labels)]
 
-    def is_complete(self, ranks: Ints) -> bool:
-        """Return True if all members of the groups of `ranks` have joined."""
-        return self.awaited == 0 or not self.missing[self.groups.of(ranks)[0]].any()
+    def is_complete(self, program: Program) -> bool:
+        """Return True if all members of the groups of its workers have joined."""
+        return self.awaited == 0 or not self.missing[self.groups.of(program)[0]].any()
 
 
 class Collectives:
@@ -80,39 +80,39 @@ class Collectives:
     def __init__(self, machines: Machines, shape: tuple[int, int]) -> None:
         self.prices, self.shape, self._machines = machines.prices, shape, machines
         self._expects = machines.spread is not None
-        self._meetings: dict[tuple[int, int], Meeting] = {}
-        self._groups: dict[int, Groups] = {}
-        self._streams: dict[tuple[int, int], list[Stream]] = {}
+        self._meetings: dict[tuple[RankGroups, int], Meeting] = {}
+        self._groups: dict[RankGroups, Groups] = {}
+        self._streams: dict[tuple[Groups, int], list[Stream]] = {}
 
     def join(
         self,
         event: Event,
         call: int,
-        ranks: Ints,
-        at: Ints | slice,
+        program: Program,
         now: Floats,
         variance: Floats,
         passes: Floats | None,
     ) -> Meeting:
-        """Return the `call`-th collective of the event's partition, which `ranks`, `at` these places, join `now`.
+        """Return the `call`-th collective of the event's partition, which the workers of `program` join `now`.
 
         `variance` is that of their compute before, `passes` are the seconds of their last backward passes.
         """
         partition = event.partition
         assert partition is not None
-        key = (id(partition), call)
+        key = (partition, call)
         meeting = self._meetings.get(key)
         if meeting is None:
-            if id(partition) not in self._groups:
-                self._groups[id(partition)] = Groups(partition, self.shape[1], self.prices.distinct[0])
-            groups = self._groups[id(partition)]
+            if partition not in self._groups:
+                self._groups[partition] = Groups(partition, self.shape[1], self.prices.distinct[0])
+            groups = self._groups[partition]
             meeting = self._meetings[key] = Meeting(event, key, groups, self.shape)
-        labels, counts = meeting.groups.of(ranks)
+        at = program.places
+        labels, counts = meeting.groups.of(program)
         if event is not meeting.event and _cost_key(event) != _cost_key(meeting.event):
             meeting.others |= dict.fromkeys(labels.tolist(), event)
         meeting.arrivals[:, at] = now[:, at]
         meeting.missing -= counts
-        meeting.awaited -= len(ranks)
+        meeting.awaited -= len(program.ranks)
         if passes is not None:
             if meeting.passes is None:
                 meeting.passes = np.empty(self.shape)
@@ -215,7 +215,7 @@ class Collectives:
         if overlap.cycle_s == 0:
             end, cost = buckets_end((begins, seconds), overlap, self.prices, members)
             return np.maximum(latest, end), cost
-        key = (id(meeting.groups), label)
+        key = (meeting.groups, label)
         streams = self._streams.setdefault(key, [Stream() for _ in self.prices.costs])
         before = np.array([stream.transferred_s for stream in streams])
         passes = zip(begins, seconds, streams, self.prices.costs, strict=True)

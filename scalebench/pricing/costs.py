@@ -199,10 +199,9 @@ class Prices:
     """Costs of communication on M machines; those that share theirs ask them once."""
 
     def __init__(self, costs: Sequence[Costs]) -> None:
-        distinct = {id(each): each for each in costs}
-        places = {key: place for place, key in enumerate(distinct)}
-        self.costs, self.distinct = list(costs), list(distinct.values())
-        self._which = np.array([places[id(each)] for each in costs])
+        places = {each: place for place, each in enumerate(dict.fromkeys(costs))}
+        self.costs, self.distinct = list(costs), list(places)
+        self._which = np.array([places[each] for each in costs])
         self._kept: dict[object, Floats] = {}
 
     def __len__(self) -> int:

@@ -42,14 +42,14 @@ def averages_gradients(strategy: Component) -> bool:
     return registry.create(strategy.name, strategy.options, "virtual").traits.mean_over_global_batch
 
 
-def choose(points: Sequence[Point], scale: Mapping[int, float], hours: float = float("inf")) -> Choice | None:
+def choose(points: Sequence[Point], scale: Mapping[Point, float], hours: float = float("inf")) -> Choice | None:
     """Return the choice among `points` that take at most `hours` of their workers; None if all take more.
 
-    `scale` has the epochs to a target relative to those of the training, by the id of a point.
+    `scale` has the epochs to a target relative to those of the training, by point.
     """
 
     def seconds_at(end: int | None) -> Seconds:
-        return lambda point: scale.get(id(point), 1.0) * (point.train_s if end is None else point.ends_s[end])
+        return lambda point: scale.get(point, 1.0) * (point.train_s if end is None else point.ends_s[end])
 
     chosen, fastest = _chosen(points, seconds_at(None), hours)
     if chosen is None or fastest is None:
@@ -103,13 +103,13 @@ def hours_span(times: tuple[float, float, float], workers: float, hour: str, pri
     return said
 
 
-def answer(points: Sequence[Point], choice: Choice, scale: Mapping[int, float], device: str) -> str:
+def answer(points: Sequence[Point], choice: Choice, scale: Mapping[Point, float], device: str) -> str:
     """Return one sentence: the times of all strategies at the chosen workers, and what their difference is worth."""
     workers = choice.point.workers
     own = sorted(
-        (each for each in points if each.workers == workers), key=lambda each: scale.get(id(each), 1.0) * each.train_s
+        (each for each in points if each.workers == workers), key=lambda each: scale.get(each, 1.0) * each.train_s
     )
-    named = [f"{each.strategy} {span(each, scale.get(id(each), 1.0))}" for each in own[:_NAMED]]
+    named = [f"{each.strategy} {span(each, scale.get(each, 1.0))}" for each in own[:_NAMED]]
     more = f", {len(own) - _NAMED} more are slower" if len(own) > _NAMED else ""
     aim = ", to the target" if scale else ""
     return f"{workers:,} {device}{aim}: {', '.join(named)}{more}{_verdict(own, choice)}"
@@ -144,10 +144,10 @@ def saved_over(fastest: Point, other: Point) -> tuple[float, float]:
     return min(saved), max(saved)
 
 
-def decision(predictor: Predictor, choice: Choice, scale: Mapping[int, float], price: float | None) -> list[str]:
+def decision(predictor: Predictor, choice: Choice, scale: Mapping[Point, float], price: float | None) -> list[str]:
     """Return what is chosen, for how much, whether that holds at both ends, and what another link changes."""
     point, (hour, each) = choice.point, predictor.platform.hours
-    factor = scale.get(id(point), 1.0)
+    factor = scale.get(point, 1.0)
     times = (factor * point.train_s, factor * point.low_s, factor * point.high_s)
     said = f"Decision: {point.strategy} on {point.nodes:,} node{'s' * (point.nodes > 1)} ({point.workers:,} workers), "
     said += hours_span(times, point.workers * each, hour, price)

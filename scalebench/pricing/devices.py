@@ -141,7 +141,7 @@ class TimeModel:
         raise NotImplementedError
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Stated(TimeModel):
     """A step of `batch` samples takes `step_s`, in proportion to its samples, a third of it forward.
 
@@ -177,7 +177,7 @@ class Stated(TimeModel):
         return replace(self, step_s=self.step_s / factor)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class MeasuredSteps(TimeModel):
     """Step times that a calibration measured, under one load of a node or under several.
 
@@ -239,7 +239,7 @@ class MeasuredSteps(TimeModel):
         return LayerTimes(forward * shares[0], backward * shares[1], update, data)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Roofline(TimeModel):
     """Kernel time = max(flops / F, bytes / M) + launch overhead, layer by layer.
 
@@ -314,7 +314,7 @@ class Roofline(TimeModel):
         return replace(self, device=own.model_copy(update={name: getattr(own, name) * factor}))
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Scaled(TimeModel):
     """Times of the device `here`, of each task times the ratio of the rooflines of `there` and `here`.
 
@@ -363,10 +363,10 @@ class Scaled(TimeModel):
 
     def under(self, workers: int) -> Scaled:
         base = self.base.under(workers)
-        return self if base is self.base else self._alone.setdefault(id(base), replace(self, base=base))
+        return self if base is self.base else self._alone.setdefault(base, replace(self, base=base))
 
     @cached_property
-    def _alone(self) -> dict[int, Scaled]:
+    def _alone(self) -> dict[TimeModel, Scaled]:
         return {}
 
     def changed(self, component: str, factor: float) -> Scaled:

@@ -19,7 +19,7 @@ from scalebench.study.spec import Component
 _REACTS = 1.001  # least factor by which half of a component's time shortens the training, to count
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Point:
     """Prediction of one training.
 

@@ -141,7 +141,7 @@ def load_kernel_model(path: Path) -> KernelModel:
         raise ClusterError(f"kernel model: {path} is not a kernel model of this version; measure it again") from None
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Learned(TimeModel):
     """Times of layers by a kernel model; the roofline's where a kernel is outside what was measured.
 

@@ -16,7 +16,7 @@ TIMES = ("launch overhead", "network latency", "engine", "Horovod cycle", "input
 COMMUNICATION = ("network bandwidth", "network latency", "engine", "Horovod cycle")
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Platform:
     """Cluster, device and costs of a training.
 

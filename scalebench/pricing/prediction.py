@@ -24,6 +24,7 @@ from scalebench.pricing.charges import EqualWorkers, gradients
 from scalebench.pricing.costs import Costs, GradientTensor, Prices
 from scalebench.pricing.devices import MeasuredSteps, TimeModel, gradients_of, step_table
 from scalebench.pricing.excerpt import EvenPlan, Excerpt, excerpt_of
+from scalebench.pricing.identity import Identity
 from scalebench.pricing.platform import Platform
 from scalebench.pricing.price import TimeArrays, walk
 from scalebench.pricing.program import Program, in_batches, programs_of
@@ -112,7 +113,8 @@ class Times(NamedTuple):
     queued: NDArray[np.bool_]
 
 
-class Recorded(NamedTuple):
+@dataclass(frozen=True, eq=False)
+class Recorded:
     """The programs of the recorded workers in an excerpt, for each length of an epoch, and their schedules of one."""
 
     excerpt: Excerpt
@@ -135,7 +137,7 @@ class Predictor:
         self._costs: dict[object, Costs] = {}
         self._strategies: dict[str, Strategy] = {}
         self._cuts: dict[int, TableCut] = {}
-        self._steps: dict[tuple[int, float], tuple[TimeModel, list[float]]] = {}
+        self._steps: dict[tuple[TimeModel, float], list[float]] = {}
 
     @property
     def training(self) -> str:
@@ -179,12 +181,11 @@ class Predictor:
         """
         shapes = [self.batches(strategy, workers, case.batch) for case in cases]
         columns, queued = np.empty((_COLUMNS, len(cases))), np.zeros(len(cases), dtype=bool)
-        groups: dict[object, tuple[Recorded, list[int]]] = {}
+        groups: dict[Recorded, list[int]] = {}
         of_shapes = {shape: self._recorded(strategy, workers, *shape) for shape in set(shapes)}
         for place, shape in enumerate(shapes):
-            recorded = of_shapes[shape]
-            groups.setdefault(id(recorded), (recorded, []))[1].append(place)
-        for recorded, places in groups.values():
+            groups.setdefault(of_shapes[shape], []).append(place)
+        for recorded, places in groups.items():
             chosen, sizes = [cases[place] for place in places], [shapes[place][1] for place in places]
             steps_of = np.array([float(shapes[place][0]) for place in places])
             machines = self._machines(strategy, recorded, chosen, sizes)
@@ -399,7 +400,7 @@ class Predictor:
         key = (
             platform.cluster.name,
             *((link.latency_s, link.bandwidth_bytes_per_s) for link in (links.intra, links.inter)),
-            id(platform.engines),  # kept alive by the costs that the key leads to
+            Identity(platform.engines),
             platform.collective,
             platform.cycle,
             engine,
@@ -430,14 +431,14 @@ class Predictor:
 
     def _step_seconds(self, device: TimeModel, samples: float) -> list[float]:
         """Return seconds of the forward pass, the backward pass, the update and the data, between batches linear."""
-        key = (id(device), samples)
+        key = (device, samples)
         if key not in self._steps:
             low = max(1, math.floor(samples))
             times = [device.times(self.workload.layers, size) for size in sorted({low, max(low, math.ceil(samples))})]
             rows = np.array([[each.forward.sum(), each.backward.sum(), each.update_s, each.data_s] for each in times])
             seconds = rows[0] + max(0.0, samples - low) * (rows[-1] - rows[0])
-            self._steps[key] = device, seconds.tolist()  # the device is kept, so that its id stays its own
-        return self._steps[key][1]
+            self._steps[key] = seconds.tolist()
+        return self._steps[key]
 
 
 def _require_few_steps(strategy: Strategy, steps: int) -> None:

@@ -22,7 +22,7 @@ from scalebench.pricing.collectives import Collectives, Meeting, expected_larges
 from scalebench.pricing.overlap import hidden_s
 from scalebench.pricing.program import Compute, Program, Step, programs_of
 from scalebench.pricing.queues import Queue
-from scalebench.pricing.schedule import Event, Ints, Schedule
+from scalebench.pricing.schedule import Event, Ints, RankGroups, Schedule
 from scalebench.system.clock import Task
 
 
@@ -130,10 +130,9 @@ class _Walk:
 
     def follow(self, program: Program) -> Iterator[str]:
         """Advance the workers of a program; pauses where it waits for others."""
-        ranks, spread = program.ranks, self.machines.spread
-        at = _place_of(ranks)
+        ranks, at, spread = program.ranks, program.places, self.machines.spread
         now = self.ledger.now
-        calls: dict[int, int] = defaultdict(int)
+        calls: dict[RankGroups, int] = defaultdict(int)
         started: dict[int, Meeting] = {}
         for number, compute, steps, together in program.epochs:
             seconds = self.machines.seconds(compute, ranks)
@@ -154,18 +153,18 @@ class _Walk:
                 if event is None:
                     continue
                 if event.partition is not None:
-                    call = calls[id(event.partition)]
-                    calls[id(event.partition)] += 1
+                    call = calls[event.partition]
+                    calls[event.partition] += 1
                     passes = seconds[backward] if event.overlap is not None else None
-                    meeting = self.collectives.join(event, call, ranks, at, now, self.variance, passes)
+                    meeting = self.collectives.join(event, call, program, now, self.variance, passes)
                     self.variance[:, at] = 0.0
                     if not event.blocking:
                         started[place] = meeting
                         continue
-                    yield from self._until_met(meeting, ranks)
+                    yield from self._until_met(meeting, program)
                 elif event.kind == "wait":
                     if (found := started.pop(event.amount, None)) is not None:
-                        yield from self._until_met(found, ranks)
+                        yield from self._until_met(found, program)
                         self._communicated(at, found)
                 elif event.kind == "send":
                     self._send(int(ranks[0]), event)
@@ -232,9 +231,9 @@ class _Walk:
         for kept, running in zip(vars(self.epochs[epoch]).values(), vars(self.ledger).values(), strict=True):
             kept[..., at] = running[..., at]
 
-    def _until_met(self, meeting: Meeting, ranks: Ints) -> Iterator[str]:
-        """Wait until all members of the groups of `ranks` have arrived; advance those that wait in it to its end."""
-        while not meeting.is_complete(ranks):
+    def _until_met(self, meeting: Meeting, program: Program) -> Iterator[str]:
+        """Wait until all members of the program's groups have arrived; advance those that wait in it to its end."""
+        while not meeting.is_complete(program):
             yield "waits"
         if (waiting := self.collectives.settle(meeting)) is not None:
             self._communicated(waiting, meeting)
@@ -281,9 +280,3 @@ def _steps_before(compute: Compute) -> Floats:
     """Return the steps whose variance precedes each event: a forward pass stands for one, a part of it for less."""
     varied = np.where(compute.tasks == Task.FORWARD, compute.shares**2, 0.0)
     return np.concatenate(([0.0], np.cumsum(varied)))
-
-
-def _place_of(ranks: Ints) -> Ints | slice:
-    """Return the index of `ranks` in an array of workers: a slice, whose views are fast, where they are consecutive."""
-    first, last = int(ranks[0]), int(ranks[-1])
-    return slice(first, last + 1) if last - first == len(ranks) - 1 else ranks

@@ -5,13 +5,14 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from itertools import pairwise
 from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
+from scalebench.pricing.identity import Identity
 from scalebench.pricing.schedule import Event, Ints, Schedule
 from scalebench.system.clock import Task
 
@@ -66,12 +67,18 @@ class Epoch(NamedTuple):
     together: bool
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Program:
     """Operations of the workers `ranks`, in order."""
 
     ranks: Ints
     epochs: list[Epoch]
+
+    @cached_property
+    def places(self) -> Ints | slice:
+        """Index of the workers in an array of all: a slice, whose views are fast, where they are consecutive."""
+        first, last = int(self.ranks[0]), int(self.ranks[-1])
+        return slice(first, last + 1) if last - first == len(self.ranks) - 1 else self.ranks
 
 
 def programs_of(schedules: Sequence[Schedule]) -> list[Program]:
@@ -79,15 +86,16 @@ def programs_of(schedules: Sequence[Schedule]) -> list[Program]:
 
     Worker i has the i-th schedule.
     """
-    keys: dict[int, object] = {}  # of lists of events, which workers share
+    keys: dict[Identity, object] = {}  # by list of events, which workers share
     alike: dict[object, list[int]] = defaultdict(list)
     for rank, schedule in enumerate(schedules):
         events = schedule.events
-        if id(events) not in keys:
+        own = Identity(events)
+        if own not in keys:
             sends = any(event.kind == "send" for event in events)
-            operations = ((e.kind, e.blocking, e.name, id(e.partition), e.root, e.linear, e.share) for e in events)
-            keys[id(events)] = rank if sends or len(schedules) == 1 else tuple(operations)
-        alike[keys[id(events)]].append(rank)
+            operations = ((e.kind, e.blocking, e.name, e.partition, e.root, e.linear, e.share) for e in events)
+            keys[own] = rank if sends or len(schedules) == 1 else tuple(operations)
+        alike[keys[own]].append(rank)
     return [Program(np.array(ranks), list(_epochs([schedules[rank] for rank in ranks]))) for ranks in alike.values()]
 
 
@@ -104,12 +112,7 @@ def in_batches(schedule: Schedule, batch: int) -> Schedule:
 
 def _epochs(schedules: Sequence[Schedule]) -> Iterator[Epoch]:
     events = schedules[0].events
-    distinct = {id(schedule.events): schedule.events for schedule in schedules}
-    rows = {key: np.array([event.amount for event in own]) for key, own in distinct.items()}
-    if len(rows) == 1:
-        amounts = rows[id(events)][:, None]
-    else:
-        amounts = np.stack([rows[id(schedule.events)] for schedule in schedules], axis=1)
+    amounts = _amounts(schedules)
     tasks = np.array([COMPUTE.get(event.kind, -1) for event in events], dtype=np.int64)
     shares = np.array([event.share for event in events])
     numbers = np.maximum(np.cumsum(tasks == Task.DATA) - 1, 0)  # of the local step
@@ -119,6 +122,15 @@ def _epochs(schedules: Sequence[Schedule]) -> Iterator[Epoch]:
         here = slice(begin, end)
         yield _epoch(last, events, begin, tasks[here], amounts[here], shares[here], numbers[here])
         begin = end + 1
+
+
+def _amounts(schedules: Sequence[Schedule]) -> Ints:
+    """Return the amounts of the events of each worker, (events, workers); (events, 1) if all have the same events."""
+    lists = {Identity(schedule.events): schedule.events for schedule in schedules}
+    amounts = {key: np.array([event.amount for event in events]) for key, events in lists.items()}
+    if len(amounts) == 1:
+        return amounts[Identity(schedules[0].events)][:, None]
+    return np.stack([amounts[Identity(schedule.events)] for schedule in schedules], axis=1)
 
 
 def _epoch(

@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 from scalebench.errors import UsageError, nearest
 from scalebench.formatting import digits, seconds, share
 from scalebench.pricing.advice import with_option
+from scalebench.pricing.identity import Identity
 from scalebench.pricing.platform import RATES, Platform, binding, parts
 from scalebench.pricing.prediction import SERIAL, Case, Predictor
 from scalebench.pricing.uncertainty import ENDS, cases_at_ends, seconds_at_ends, uncertainty_of
@@ -318,7 +319,7 @@ def _priced(
     times_s, alone, bound = np.empty(cells), np.empty(cells), np.empty(cells, dtype=np.int64)
     outside_of, lacking_of = np.empty(cells, dtype=object), np.empty(cells, dtype=object)
     halved = [(name,) for name in names] + [tuple(part) for part in parts(names)]
-    improved: dict[tuple[int, tuple[str, ...]], Platform] = {}
+    improved: dict[tuple[Platform, tuple[str, ...]], Platform] = {}
     for (workers, _), (strategy, own) in groups.items():
         places = [place for place, _ in own]
         cases = [case for _, case in own]
@@ -326,7 +327,7 @@ def _priced(
         outside_of[places], lacking_of[places] = marks
         for together in halved:
             for _, case in own:
-                key = (id(case.platform), together)
+                key = (case.platform, together)
                 if key not in improved:
                     has = predictor.components(strategy, case.platform)
                     improved[key] = kept.improved(case.platform, *(name for name in together if name in has))
@@ -356,7 +357,7 @@ class _Parts:
     """Devices and clusters with a component changed, shared by the cells, so that each is priced once."""
 
     def __init__(self) -> None:
-        self._changed: dict[tuple[int, str, float], tuple[object, Platform]] = {}
+        self._changed: dict[tuple[Identity, str, float], Platform] = {}
 
     def improved(self, platform: Platform, *components: str) -> Platform:
         """Return the platform with half the time of each of `components`."""
@@ -370,10 +371,10 @@ class _Parts:
         if not of_device and not component.startswith("network"):
             return platform.changed(component, factor)
         part = platform.device if of_device else platform.cluster
-        key = (id(part), component, factor)
+        key = (Identity(part), component, factor)
         if key not in self._changed:
-            self._changed[key] = part, platform.changed(component, factor)  # the part is kept: its id stays its own
-        other = self._changed[key][1]
+            self._changed[key] = platform.changed(component, factor)
+        other = self._changed[key]
         return (
             replace(platform, device=other.device, operations=other.operations)
             if of_device

@@ -7,6 +7,7 @@ process died. It computes at most one task of a worker at a time.
 from __future__ import annotations
 
 import asyncio
+import itertools
 import os
 import platform
 from collections import Counter
@@ -22,6 +23,7 @@ from scalebench.tasks.process import ProcessDied, TaskProcess
 ANSWER_S = 10.0  # for a scheduler to answer
 _START_S = 60.0  # for its workers to start
 _TOPIC = "scalebench"  # of events on a dask scheduler
+_NUMBERS = itertools.count()  # of clients of this process
 Done = Callable[[int, Any], None]
 
 
@@ -82,7 +84,7 @@ class Dask:
         from distributed import Client, KilledWorker
 
         self._done, self._killed = done, KilledWorker
-        self._name = f"scalebench-{platform.node()}-{os.getpid()}-{id(self)}"
+        self._name = f"scalebench-{platform.node()}-{os.getpid()}-{next(_NUMBERS)}"
         self._repeated = 0
         self._cluster = None if options.scheduler else _local_cluster(workers)
         if options.scheduler:

@@ -15,7 +15,7 @@ from matplotlib import rcParams
 from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure, FigureBase
-from matplotlib.gridspec import GridSpec
+from matplotlib.gridspec import GridSpec, GridSpecBase
 from matplotlib.layout_engine import ConstrainedLayoutEngine
 from matplotlib.lines import Line2D
 from matplotlib.ticker import FixedLocator
@@ -418,11 +418,11 @@ class Canvas:
 
 def _further_lines(page: Page) -> int:
     """Return how many lines the titles of a page take besides one for each row of panels."""
-    lines: dict[tuple[int, int], int] = {}
+    lines: dict[tuple[GridSpecBase, int], int] = {}  # by grid and row
     for panel in page.panels:
         place = panel.ax.get_subplotspec()
         assert place is not None
-        row = id(place.get_gridspec()), place.rowspan.start
+        row = place.get_gridspec(), place.rowspan.start
         lines[row] = max(lines.get(row, 0), panel.ax.get_title(loc="left").count("\n"))
     return sum(lines.values())
 
