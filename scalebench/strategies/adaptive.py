@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, ClassVar, Literal, NamedTuple
 from pydantic import Field, PositiveInt
 
 from scalebench.comm.base import Capability
+from scalebench.comm.engines import providing
 from scalebench.errors import StudyError
 from scalebench.strategies.base import Batch, LayerProfile, Setting, Strategy, Worker
 from scalebench.strategies.registry import register
@@ -152,7 +153,7 @@ class Adaptive(Strategy):
         "Baligodugula and Amsaad, arXiv 2503.23186 (ASA); its algorithm is not public: reconstructed"
     )
     requires: ClassVar[frozenset[Capability]] = frozenset({Capability.COLLECTIVES, Capability.SPLIT})
-    engines: ClassVar[tuple[str, ...]] = ("mpi", "gloo", "nccl")
+    engines: ClassVar[tuple[str, ...]] = providing(Capability.SPLIT)
 
     def setup(self, worker: Worker) -> None:
         if worker.size > 1:

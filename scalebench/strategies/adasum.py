@@ -6,6 +6,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from scalebench.comm.base import Capability
+from scalebench.comm.engines import providing
 from scalebench.errors import StudyError
 from scalebench.strategies.base import Batch, Setting, Strategy, Synchronisation, Worker
 from scalebench.strategies.registry import register
@@ -14,6 +15,7 @@ from scalebench.strategies.traits import Stretch, Traits
 if TYPE_CHECKING:
     from torch import Tensor
 
+(_HOROVOD,) = providing(Capability.HOROVOD_OPTIMIZER)
 _TINY = 1.5e-154  # squared lengths below it count as zero, as in Horovod: the root of the smallest double
 
 
@@ -36,7 +38,7 @@ class Adasum(Strategy):
     requires: ClassVar[frozenset[Capability]] = frozenset(
         {Capability.COLLECTIVES, Capability.POINT_TO_POINT, Capability.ADASUM}
     )
-    engines: ClassVar[tuple[str, ...]] = ("horovod", "mpi")
+    engines: ClassVar[tuple[str, ...]] = (_HOROVOD, *providing(Capability.ADASUM))
 
     def setup(self, worker: Worker) -> None:
         worker.state.before = worker.parameters.detach().clone()
@@ -78,7 +80,7 @@ class Adasum(Strategy):
         return []
 
 
-@register("horovod")
+@register(_HOROVOD)
 class HorovodAdasum(Adasum):
     """Adasum by Horovod, which steps and merges inside the backward pass: compute and communication are one."""
 

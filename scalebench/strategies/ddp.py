@@ -94,7 +94,7 @@ class VirtualDdp(GradientAveraging):
     def overlap(self) -> Overlap:
         cap = int(self.bucket_cap_mb * _MIB)
         first = _MIB if self.bucket_cap_mb == _TORCHS_CAP else cap
-        return Overlap("gloo", cap, first, wire=WIRES.get(self.compression))
+        return Overlap(self.engines[0], cap, first, wire=WIRES.get(self.compression))
 
     def warm_up(self, worker: Worker, batch: Batch) -> None:
         super().warm_up(worker, batch)

@@ -6,7 +6,8 @@ from typing import ClassVar, Literal
 
 from pydantic import Field
 
-from scalebench.comm.base import Communicator
+from scalebench.comm.base import Capability, Communicator
+from scalebench.comm.engines import providing
 from scalebench.errors import StudyError
 from scalebench.strategies.allreduce import mean_of_gradients
 from scalebench.strategies.base import Batch, Setting, Strategy, Unit, Worker
@@ -63,7 +64,7 @@ class Fsdp(Strategy):
         "shards of optimizer state, gradients and parameters, gathered layer by layer (option shard)"
     )
     source: ClassVar[str] = "Rajbhandari et al., SC 2020, arXiv 1910.02054 (ZeRO); Zhao et al., VLDB 2023 (FSDP)"
-    engines: ClassVar[tuple[str, ...]] = ("mpi", "gloo", "nccl", "horovod")
+    engines: ClassVar[tuple[str, ...]] = providing(Capability.BATCHES)
 
     def setup(self, worker: Worker) -> None:
         if worker.size > 1:

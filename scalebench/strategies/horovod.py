@@ -8,6 +8,7 @@ from typing import Any, ClassVar, Literal, cast
 from pydantic import Field
 
 from scalebench.comm.base import Capability, Overlap, OverlapCommunicator
+from scalebench.comm.engines import providing
 from scalebench.errors import StudyError
 from scalebench.strategies.allreduce import GradientAveraging, mean_of_gradients
 from scalebench.strategies.base import Setting, Worker
@@ -34,7 +35,7 @@ class VirtualHorovod(GradientAveraging):
     name: ClassVar[str] = "horovod"
     summary: ClassVar[str] = "the real hvd.DistributedOptimizer: gradients averaged every batch, behind backward"
     source: ClassVar[str] = "Sergeev and Del Balso, 2018, arXiv 1802.05799; Horovod 0.28.1"
-    engines: ClassVar[tuple[str, ...]] = ("horovod",)
+    engines: ClassVar[tuple[str, ...]] = providing(Capability.HOROVOD_OPTIMIZER)
     requires: ClassVar[frozenset[Capability]] = frozenset({Capability.OVERLAP})
 
     def exchange(self, worker: Worker, scale: float = 1.0) -> None:
@@ -47,7 +48,7 @@ class VirtualHorovod(GradientAveraging):
     def overlap(self) -> Overlap:
         fusion = max(1, int(self.fusion_threshold_mib * _MIB))
         wire = "float16" if self.compression == "fp16" else None
-        return Overlap("horovod", fusion, fusion, self.cycle_time_ms / 1e3, wire)
+        return Overlap(self.engines[0], fusion, fusion, self.cycle_time_ms / 1e3, wire)
 
     @property
     def traits(self) -> Traits:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, ClassVar
 from pydantic import Field
 
 from scalebench.comm.base import Capability
+from scalebench.comm.engines import providing
 from scalebench.errors import StudyError
 from scalebench.strategies.base import Setting, Synchronisation, Worker
 from scalebench.strategies.block_momentum import unlike_the_papers_optimizer
@@ -45,7 +46,7 @@ class NoLoCo(LocalSgd):
     summary: ClassVar[str] = "local steps, then an outer step with one random partner, without a collective"
     source: ClassVar[str] = "Kolehmainen et al., 2025, arXiv 2506.10911"
     requires: ClassVar[frozenset[Capability]] = frozenset({Capability.COLLECTIVES, Capability.POINT_TO_POINT})
-    engines: ClassVar[tuple[str, ...]] = ("mpi", "gloo", "nccl")
+    engines: ClassVar[tuple[str, ...]] = providing(Capability.POINT_TO_POINT)
 
     @property
     def traits(self) -> Traits:

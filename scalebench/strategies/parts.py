@@ -12,6 +12,7 @@ from pydantic import Field, PositiveInt
 
 from scalebench.cluster.mesh import Mesh
 from scalebench.comm.base import Capability
+from scalebench.comm.engines import providing
 from scalebench.errors import StudyError
 from scalebench.strategies import registry
 from scalebench.strategies.allreduce import Allreduce
@@ -159,7 +160,7 @@ class PartsOfModel(Strategy):
     requires: ClassVar[frozenset[Capability]] = frozenset(
         {Capability.COLLECTIVES, Capability.SPLIT, Capability.POINT_TO_POINT}
     )
-    engines: ClassVar[tuple[str, ...]] = ("mpi", "gloo", "nccl")
+    engines: ClassVar[tuple[str, ...]] = providing(Capability.SPLIT)
     name: ClassVar[str]
 
     recompute: Recompute = Field(

@@ -8,6 +8,7 @@ from typing import ClassVar, Literal
 from pydantic import Field
 
 from scalebench.comm.base import Capability
+from scalebench.comm.engines import providing
 from scalebench.strategies.base import Worker
 from scalebench.strategies.fsdp import Fsdp
 from scalebench.strategies.registry import register
@@ -30,7 +31,7 @@ class VirtualTorchFsdp(Fsdp):
         "the real fully_shard (FSDP2) of each layer: parameters, gradients, optimizer (option shard)"
     )
     source: ClassVar[str] = "Zhao et al., VLDB 2023 (FSDP); torch.distributed.fsdp.fully_shard"
-    engines: ClassVar[tuple[str, ...]] = ("gloo", "nccl")
+    engines: ClassVar[tuple[str, ...]] = providing(Capability.PROCESS_GROUP)
 
 
 @register()

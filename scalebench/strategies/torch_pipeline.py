@@ -7,6 +7,7 @@ from typing import ClassVar, Literal
 from pydantic import Field
 
 from scalebench.comm.base import Capability
+from scalebench.comm.engines import providing
 from scalebench.strategies.base import Worker
 from scalebench.strategies.pipeline import Pipeline
 from scalebench.strategies.registry import register
@@ -25,7 +26,7 @@ class VirtualTorchPipeline(Pipeline):
     name: ClassVar[str] = "torch_pipeline"
     summary: ClassVar[str] = "the real torch.distributed.pipelining: GPipe, 1F1B, Interleaved1F1B (option schedule)"
     source: ClassVar[str] = "torch.distributed.pipelining"
-    engines: ClassVar[tuple[str, ...]] = ("gloo", "nccl")
+    engines: ClassVar[tuple[str, ...]] = providing(Capability.PROCESS_GROUP)
 
 
 @register()

@@ -10,6 +10,7 @@ from pydantic import Field
 
 from scalebench.cluster.mesh import Mesh
 from scalebench.comm.base import Capability
+from scalebench.comm.engines import providing
 from scalebench.strategies.base import Worker
 from scalebench.strategies.registry import register
 from scalebench.strategies.tensor import TensorParallel
@@ -32,7 +33,7 @@ class VirtualTorchTensor(TensorParallel):
     name: ClassVar[str] = "torch_tensor"
     summary: ClassVar[str] = "the real ColwiseParallel and RowwiseParallel (DTensor) of each layer (option degree)"
     source: ClassVar[str] = "torch.distributed.tensor.parallel"
-    engines: ClassVar[tuple[str, ...]] = ("gloo", "nccl")
+    engines: ClassVar[tuple[str, ...]] = providing(Capability.PROCESS_GROUP)
 
     def require_shares(self, layers: Sequence[Layer], sizes: Sequence[int], mesh: Mesh) -> None:
         from scalebench.models.sharding import held_by, require_linear
