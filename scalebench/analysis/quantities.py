@@ -24,7 +24,7 @@ from scalebench.formatting import (
 )
 from scalebench.measured import Measured
 from scalebench.study.cell import CELL, group_of
-from scalebench.study.choices import PER_BATCH
+from scalebench.study.choices import LIBRARY_BASELINES, PER_BATCH
 from scalebench.tables.table import (
     COUNT,
     EPOCHS,
@@ -115,7 +115,7 @@ def quantities(metrics: Collection[str]) -> dict[str, Column[Row]]:
                 fields(" ".join(f"{of}{name}{end}" for end in _EVERY)),
                 SAVED,
                 saved.format(name) + (", times to the target" if of else ""),
-                spare={"horovod": 2, "ddp": 3}.get(name, 0),
+                spare=2 + LIBRARY_BASELINES.index(name) if name in LIBRARY_BASELINES else 0,
                 title="" if of else f"vs {name}",
             )
             for of, words in (("", ""), ("target-", "to target "))

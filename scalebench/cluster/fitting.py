@@ -26,11 +26,12 @@ from scalebench.cluster.spec import Cluster, Congestion, doublings
 from scalebench.errors import ClusterError
 from scalebench.formatting import digits, seconds
 from scalebench.measured import Measured
+from scalebench.study.choices import NCCL
 
 NODE_COUNTS = 3  # above one, of which congestion can be told from latency and bandwidth
 MOST_GROWTH = 0.2  # per doubling of nodes, in intervals where congestion is not fitted; an assumption
 PER_DOUBLING = 0.05  # standard deviation of ln T for each doubling beyond the measured sizes and counts; an assumption
-_LINEAR = sorted(set(ALLREDUCE) - {"nccl"})  # algorithms whose cost is linear in latency and seconds per byte
+_LINEAR = sorted(set(ALLREDUCE) - {NCCL})  # algorithms whose cost is linear in latency and seconds per byte
 _OF_ENGINES = ("ring", "rabenseifner", "recursive_doubling", "tree")  # allreduce of MPI libraries and gloo
 _FEWEST = 3  # rows of a fit
 

@@ -30,6 +30,7 @@ from scalebench.cluster.nccl import nccl
 from scalebench.cluster.operation import Kind, Members, Operation
 from scalebench.cluster.spec import Cluster
 from scalebench.errors import ClusterError, nearest
+from scalebench.study.choices import NCCL
 
 Formula = Callable[[float, Levels, float], float]  # bytes, levels, seconds per byte reduced
 
@@ -44,7 +45,7 @@ ALLREDUCE: dict[str, Formula] = {
     "server": server,
     "sharded_server": sharded_server,
     "flexible_server": flexible_server,
-    "nccl": nccl,
+    NCCL: nccl,
 }
 
 FORMULAS: dict[Kind, Formula] = {  # of other collectives
@@ -69,7 +70,7 @@ def allreduce_name(collective: str) -> str:
     """Return a description of the allreduce `collective`."""
     if collective == "auto":
         return f"recursive doubling up to {SHORT_MESSAGE // 1024} KiB and Rabenseifner's algorithm above"
-    return {"nccl": "NCCL's choice of ring or tree"}.get(collective, collective.replace("_", " "))
+    return {NCCL: "NCCL's choice of ring or tree"}.get(collective, collective.replace("_", " "))
 
 
 class Placement(NamedTuple):

@@ -9,8 +9,9 @@ from scalebench.analysis.loading import is_representative
 from scalebench.analysis.rounds import MEASURED
 from scalebench.formatting import counted, listed, seconds
 from scalebench.study.cell import EXECUTIONS
-from scalebench.study.choices import LIBRARY_BASELINES
+from scalebench.study.choices import HOROVOD, LIBRARY_BASELINES
 
+_COMPARED = (HOROVOD, "allreduce")
 _CYCLE_S = 1e-3  # of Horovod's thread, unless the option cycle_time_ms sets another
 
 
@@ -44,15 +45,15 @@ def _oversubscribed(results: Results) -> list[str]:
 
 def _cycle(table: pd.DataFrame, results: Results) -> list[str]:
     """Compare a step of plain Horovod with one of allreduce, at the smallest worker count that both have."""
-    table = table[is_representative(table) & (table["workers"] > 1) & table["label"].isin(("horovod", "allreduce"))]
+    table = table[is_representative(table) & (table["workers"] > 1) & table["label"].isin(_COMPARED)]
     if table.empty:
         return []
     table = table.assign(step_s=table["train_s"] / table["steps_per_epoch"] / float(results.completed["epochs"].max()))
     for execution in EXECUTIONS:
         own = table[table["execution"] == execution].drop_duplicates(["label", "workers"])
         steps = own.pivot(index="workers", columns="label", values="step_s").astype(float)
-        steps = steps.reindex(columns=["horovod", "allreduce"]).dropna()
-        steps = steps[(steps["horovod"] >= _CYCLE_S) & (steps["allreduce"] < _CYCLE_S)]
+        steps = steps.reindex(columns=list(_COMPARED)).dropna()
+        steps = steps[(steps[HOROVOD] >= _CYCLE_S) & (steps["allreduce"] < _CYCLE_S)]
         if len(steps):
             workers, (of_horovod, other) = int(steps.index[0]), steps.iloc[0]
             return [

@@ -2,14 +2,31 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Final, Literal
 
 ChargedEngine = Literal["mpi", "horovod", "gloo", "nccl"]  # native engines with ranks, whose collectives have costs
 EngineName = Literal[ChargedEngine, "tasks"]  # each is a file of comm/engines
+SCHEDULED: tuple[EngineName, ...] = ("gloo",)  # whose collectives wait for the system to wake their threads
 VIRTUAL = "virtual"  # engine of executions whose time is a price
 LauncherName = Literal["auto", "local", "mpirun", "srun", "torchrun", "horovodrun"]  # all but auto: comm/launchers
+Allreduce = Literal[
+    "auto",  # of an MPI library
+    "ring",
+    "recursive_doubling",
+    "recursive_halving",
+    "rabenseifner",
+    "binomial",
+    "tree",
+    "hierarchical",
+    "server",
+    "sharded_server",
+    "flexible_server",
+    "nccl",
+]
+NCCL: Final = "nccl"  # the algorithm that NCCL chooses
 Execution = Literal["native", "paced", "virtual", "modelled"]
-LIBRARY_BASELINES = ("horovod", "ddp")  # whose libraries have engines of their own: a saving against them has two parts
+HOROVOD, DDP = "horovod", "ddp"  # strategies
+LIBRARY_BASELINES = (HOROVOD, DDP)  # whose libraries have engines of their own: a saving against them has two parts
 BASELINES = ("allreduce", *LIBRARY_BASELINES)  # strategies that average all gradients, with which others are compared
 PER_BATCH = ("serial", *BASELINES)
 

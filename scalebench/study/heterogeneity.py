@@ -9,7 +9,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BeforeValidator, Field, NonNegativeInt, PositiveFloat, model_validator
 
 from scalebench.errors import StudyError
-from scalebench.study.choices import ChargedEngine
+from scalebench.study.choices import Allreduce, ChargedEngine
 from scalebench.study.jitter import MOST_SIGMA, STATED
 from scalebench.study.validation import StrictModel
 
@@ -102,20 +102,9 @@ class VirtualOptions(Heterogeneity):
     engine: ChargedEngine | Literal["auto"] = Field(
         "auto", description="native engine by whose costs a strategy's collectives are charged; auto: its preferred one"
     )
-    collective: Literal[
-        "auto",
-        "ring",
-        "recursive_doubling",
-        "recursive_halving",
-        "rabenseifner",
-        "binomial",
-        "tree",
-        "hierarchical",
-        "server",
-        "sharded_server",
-        "flexible_server",
-        "nccl",
-    ] = Field("auto", description="allreduce that the network model charges; auto: that of an MPI library")
+    collective: Allreduce = Field(
+        "auto", description="allreduce that the network model charges; auto: that of an MPI library"
+    )
     ties: Literal["seeded", "rank"] = "seeded"
 
     def with_defaults(self, cluster: Heterogeneity) -> VirtualOptions:

@@ -18,6 +18,7 @@ from scalebench.cluster.spec import Cluster, Link, Links, Node, Reduction, Share
 from scalebench.errors import ResultsError
 from scalebench.models.layer_files import layer_table_names, load_layers
 from scalebench.models.layers import LayerTable
+from scalebench.study.choices import NCCL
 from scalebench.system.bounded_read import read_bytes
 
 COLUMNS = (
@@ -216,7 +217,7 @@ def communication_s(row: Any, share: float = 1.0, *, one_flow: bool = True, flow
         layers = _layers(row)
         passes = 2 if _stays_gathered(str(row.strategy)) else 3
         return layers * passes / 2 * network.time(_mean(nbytes / 2 / layers, workers, "ring"))
-    return network.time(_mean(nbytes, workers, "nccl"))
+    return network.time(_mean(nbytes, workers, NCCL))
 
 
 def _mean(nbytes: float, ranks: int, algorithm: str) -> Operation:

@@ -33,6 +33,7 @@ from scalebench.cluster.operation import Kind, Operation
 from scalebench.errors import ResultsError
 from scalebench.pricing.devices import Roofline
 from scalebench.strategies.parts import scheduled
+from scalebench.study.choices import NCCL
 from scalebench.training.stage import most_kept
 from scalebench.validation.errors import predictions_of
 from scalebench.validation.measurements import has_columns, read_csv, records, require_positive, stated_cluster
@@ -194,7 +195,7 @@ def _sum_s(network: Network, nbytes: float, degree: int) -> float:
     """Return the seconds of a sum over the devices that share a block."""
     if degree == 1:
         return 0.0
-    return network.time(Operation(Kind.ALLREDUCE, nbytes, range(degree), algorithm="nccl"))
+    return network.time(Operation(Kind.ALLREDUCE, nbytes, range(degree), algorithm=NCCL))
 
 
 def _card_share(row: Any) -> float:

@@ -91,7 +91,7 @@ def buckets_of(model: str, nbytes: float) -> Buckets:
     gradients = tuple(gradients_of(layers, release))
     own = sum(gradient.nbytes for gradient in gradients)
     size = round(_BUCKET * own / nbytes)  # a stated size of the model is not that of its layer table to the byte
-    plan = bucket_plan(gradients, Overlap("gloo", bucket_bytes=size, first_bucket_bytes=size))
+    plan = bucket_plan(gradients, Overlap("", bucket_bytes=size, first_bucket_bytes=size))
     return tuple((part / own, share) for part, share in plan)
 
 
