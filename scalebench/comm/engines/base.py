@@ -48,6 +48,7 @@ class Engine(ABC):
     cannot_carry: ClassVar[frozenset[str]] = frozenset()  # dtypes
     is_measured: ClassVar[bool] = False  # by calibration/probes/probe_NAME.py, for the cost of virtual runs
     moves_by: ClassVar[str] = ""  # engine that moves its bytes, and has its costs between nodes
+    added_by: ClassVar[str] = ""  # command that builds it beside pip's packages
     timeline_variable: ClassVar[str] = ""  # names the file of a timeline that it writes itself
 
     def lacks(self, *, here: bool = True) -> str | None:

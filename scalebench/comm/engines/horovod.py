@@ -24,6 +24,7 @@ class Horovod(Engine):
     cannot_carry = frozenset({"bfloat16"})
     is_measured = True
     moves_by = "mpi"
+    added_by = ADD_HOROVOD
     timeline_variable = "HOROVOD_TIMELINE"
 
     def lacks(self, *, here: bool = True) -> str | None:
@@ -32,7 +33,7 @@ class Horovod(Engine):
             return reason
         horovod = folder_of("horovod")
         if horovod is None or not any((horovod / "torch").glob("mpi_lib_v2*.so")):
-            return f"Horovod is not built for torch; add it with: {ADD_HOROVOD}"
+            return f"Horovod is not built for torch; add it with: {self.added_by}"
         return None
 
     @contextmanager
