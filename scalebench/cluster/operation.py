@@ -18,6 +18,7 @@ class Kind(StrEnum):
     BROADCAST = "broadcast"  # bytes sent by the root
     ALLGATHER = "allgather"  # bytes sent by each member
     ALLTOALL = "alltoallv"  # bytes that the busiest member sends or receives
+    MERGE = "merge"  # bytes of each member's vector, merged in pairs by messages
     BARRIER = "barrier"  # none
     SEND = "send"  # bytes of a message from the first member to the second
     ACCESS = "access"  # bytes of a shared vector at the second member, which the first one locks, fetches and stores

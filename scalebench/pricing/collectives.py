@@ -132,7 +132,7 @@ class Collectives:
         if meeting.settled.all():  # all members have joined and hold it
             self._meetings.pop(meeting.key, None)
         groups, event = meeting.groups, meeting.event
-        if event.kind == "merge" and self.shape[1] == len(groups.partition.labels):
+        if event.kind == Kind.MERGE and self.shape[1] == len(groups.partition.labels):
             self._merge(meeting)
             return slice(None)
         if len(ready) == 1:
@@ -185,11 +185,14 @@ class Collectives:
         for places in kinds.values():
             event = steps[places[0]].event
             assert event is not None
-            ends[places], costs[places] = latest[places], self._cost(event, event.members)
-            if event.overlap is not None and len(event.members) > 1:
+            members = event.operation.members
+            ends[places], costs[places] = latest[places], self._cost(event, members)
+            if event.overlap is not None and event.exchanges:
                 backward = seconds[[steps[place].backward for place in places]]
                 begins = taken[places] + (latest[places] - taken[places].max(axis=2))[:, :, None] - backward
-                end, costs[places] = buckets_end((begins, backward), event.overlap, self.prices, event.members)
+                end, costs[places] = buckets_end(
+                    (begins, backward), event.overlap, self.prices, event.operation.members
+                )
                 ends[places] = np.maximum(latest[places], end)
             else:
                 ends[places] += costs[places]
@@ -199,9 +202,9 @@ class Collectives:
         """Return the seconds of a collective among `members`, (M,)."""
         if event.overlap is not None:  # a lone worker: hooks and copies of the engine
             return self.prices.of_engine(event.overlap.engine, "alone_s")
-        if event.kind == "merge":
+        if event.kind == Kind.MERGE:
             return self._doubling(event)
-        return self.prices.time(event.among(members))
+        return self.prices.time(event.operation._replace(members=members))
 
     def _overlapped(self, meeting: Meeting, label: int, latest: Floats) -> tuple[Floats, Floats]:
         """Return the end of the averages that begin during the backward pass, and the cost of all of them, (M,)."""
@@ -231,7 +234,7 @@ class Collectives:
             low = ranks[(ranks & stride) == 0]
             high = low | stride
             for source, rank, adding in ((low, high, merging), (high, low, 0.0)):
-                message = self._messages(meeting.event.amount, source, rank)
+                message = self._messages(meeting.event.operation.nbytes, source, rank)
                 waits[:, rank] += np.maximum(0.0, now[:, source] - now[:, rank])
                 now[:, rank] = np.maximum(now[:, rank], now[:, source] + message) + adding
                 costs[:, rank] += message
@@ -243,14 +246,14 @@ class Collectives:
         """Return the seconds of these exchanges between equal workers, of which a few stand for all, (M,)."""
         assert event.partition is not None
         levels = range((len(event.partition.labels) - 1).bit_length())
-        messages = [self._message(event.amount, 0, 1 << power) for power in levels]
+        messages = [self._message(event.operation.nbytes, 0, 1 << power) for power in levels]
         merging = len(levels) * self._machines.operation_s(event.name, 2)
         return np.asarray(2 * np.sum(messages, axis=0) + merging)
 
-    def _message(self, nbytes: int, source: int, to: int) -> Floats:
+    def _message(self, nbytes: float, source: int, to: int) -> Floats:
         return self.prices.time(Operation(Kind.SEND, nbytes, (source, to)))
 
-    def _messages(self, nbytes: int, sources: Ints, ranks: Ints) -> Floats:
+    def _messages(self, nbytes: float, sources: Ints, ranks: Ints) -> Floats:
         """Return the seconds of a message for each pair (M, pairs), equal for all on one node and for all others."""
         network = self.prices.distinct[0].network
         if network.cluster.links.slow:
@@ -266,7 +269,7 @@ class Collectives:
 
 
 def _cost_key(event: Event) -> object:
-    return event.kind, event.amount, event.root, event.linear, event.overlap, event.blocking
+    return event.operation._replace(members=()), event.overlap, event.blocking
 
 
 @lru_cache

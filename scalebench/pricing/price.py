@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from scalebench.cluster.operation import Kind, Operation
+from scalebench.cluster.operation import Kind
 from scalebench.comm.base import BETWEEN_STAGES
 from scalebench.errors import RunError, ScalebenchError
 from scalebench.pricing.charges import Charges, Floats, Machines
@@ -166,10 +166,10 @@ class _Walk:
                     if (found := started.pop(event.amount, None)) is not None:
                         yield from self._until_met(found, program)
                         self._communicated(at, found)
-                elif event.kind == "send":
-                    self._send(int(ranks[0]), event)
+                elif event.kind == Kind.SEND:
+                    self._send(event)
                 elif event.kind == "receive":
-                    while not self._receive(int(ranks[0]), event):
+                    while not self._receive(event):
                         yield "waits"
                 else:
                     assert self.queue is not None, event.kind
@@ -204,7 +204,8 @@ class _Walk:
             if spread is not None:
                 variance = np.array([varied[step.high] - varied[step.low] for step in exchanges])[:, None] * spread**2
                 variance[0] += self.variance.max(axis=1)
-                largest = [expected_largest(len(step.event.members)) for step in exchanges if step.event is not None]
+                members = [step.event.operation.members for step in exchanges if step.event is not None]
+                largest = [expected_largest(len(each)) for each in members]
                 latest = latest + np.sqrt(variance) * np.array(largest)[:, None]
                 self.variance[:] = 0.0
             ends, costs = self.collectives.ends_together(exchanges, taken, latest, seconds)
@@ -251,27 +252,27 @@ class _Walk:
         ledger.transfer[:, at] += cost
         ledger.now[:, at] = until
 
-    def _send(self, rank: int, event: Event) -> None:
-        (to,), sent = event.members, self.ledger.now[:, rank].copy()
-        self._mail[rank, to, event.root].append(
-            (sent, sent + self.prices.time(Operation(Kind.SEND, event.amount, (rank, to))))
-        )
+    def _send(self, event: Event) -> None:
+        rank, to = event.operation.members
+        sent = self.ledger.now[:, rank].copy()
+        self._mail[rank, to, event.tag].append((sent, sent + self.prices.time(event.operation)))
 
-    def _receive(self, rank: int, event: Event) -> bool:
+    def _receive(self, event: Event) -> bool:
         """Take a message if it was sent; one of a worker that others stand for is sent now."""
-        (source,), now = event.members, self.ledger.now[:, rank]
+        source, rank = event.operation.members
+        now, nbytes = self.ledger.now[:, rank], event.operation.nbytes
         if source >= self.workers:
-            sent, arrival = now, now + self.prices.time(Operation(Kind.SEND, event.amount, (source, rank)))
-        elif self._mail[source, rank, event.root]:
-            sent, arrival = self._mail[source, rank, event.root].pop(0)
+            sent, arrival = now, now + self.prices.time(event.operation)
+        elif self._mail[source, rank, event.tag]:
+            sent, arrival = self._mail[source, rank, event.tag].pop(0)
         else:
             return False
         until, waited = np.maximum(now, arrival), np.maximum(0.0, sent - now)
         cost = until - now - waited
         if event.name == "add":
-            until = until + self.prices.each(lambda costs: costs.adding(event.amount), "add", event.amount)
+            until = until + self.prices.each(lambda costs: costs.adding(nbytes), "add", nbytes)
         self._record(slice(rank, rank + 1), until[:, None], waited[:, None], cost[:, None])
-        if event.root in BETWEEN_STAGES:
+        if event.tag in BETWEEN_STAGES:
             self.ledger.bubble[:, rank] += waited
         return True
 

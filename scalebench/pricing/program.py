@@ -12,12 +12,12 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from scalebench.cluster.operation import Kind
 from scalebench.pricing.identity import Identity
 from scalebench.pricing.schedule import Event, Ints, Schedule
 from scalebench.system.clock import Task
 
-COMPUTE = {task.name.lower(): task for task in (Task.DATA, Task.SHUFFLE, Task.FORWARD, Task.BACKWARD, Task.UPDATE)}
-COMPUTE["operation"] = Task.OTHER
+COMPUTE = {task.name.lower(): task for task in Task if task != Task.COMM}
 
 
 class Compute(NamedTuple):
@@ -92,11 +92,17 @@ def programs_of(schedules: Sequence[Schedule]) -> list[Program]:
         events = schedule.events
         own = Identity(events)
         if own not in keys:
-            sends = any(event.kind == "send" for event in events)
-            operations = ((e.kind, e.blocking, e.name, e.partition, e.root, e.linear, e.share) for e in events)
-            keys[own] = rank if sends or len(schedules) == 1 else tuple(operations)
+            sends = any(event.kind == Kind.SEND for event in events)
+            keys[own] = rank if sends or len(schedules) == 1 else tuple(map(_without_amounts, events))
         alike[keys[own]].append(rank)
     return [Program(np.array(ranks), list(_epochs([schedules[rank] for rank in ranks]))) for ranks in alike.values()]
+
+
+def _without_amounts(event: Event) -> object:
+    """Return what workers of one program have in common of an event."""
+    operation = event.operation
+    exchange = (event.partition, event.blocking, event.tag, operation.root, operation.linear)
+    return event.kind, event.name, event.share, exchange
 
 
 def in_batches(schedule: Schedule, batch: int) -> Schedule:
@@ -194,10 +200,10 @@ def _form(tasks_bytes: bytes, exchanges: tuple[int, ...]) -> _Form:
 
 def _exchanges(event: Event) -> bool:
     """Return False for a collective of a lone worker, which exchanges nothing."""
-    return event.partition is None or len(event.members) > 1 or event.overlap is not None
+    return event.partition is None or event.exchanges or event.overlap is not None
 
 
 def _together(event: Event) -> bool:
     everyone = event.partition is not None and len(event.partition.sizes) == 1
-    in_cycles = event.overlap is not None and event.overlap.cycle_s > 0 and len(event.members) > 1
-    return everyone and event.blocking and event.kind != "merge" and not in_cycles
+    in_cycles = event.overlap is not None and event.overlap.cycle_s > 0 and event.exchanges
+    return everyone and event.blocking and event.kind != Kind.MERGE and not in_cycles

@@ -34,7 +34,7 @@ class Queue:
     ) -> None:
         self._prices, self._workers, self._serving = prices, workers, serving or Serving()
         events = [step.event for program in programs for epoch in program.epochs for step in epoch.steps]
-        hosts = {event.members[0] for event in events if event is not None and event.kind == "access"}
+        hosts = {event.operation.members[1] for event in events if event is not None and event.kind == Kind.ACCESS}
         self._one_host = len(hosts) == 1  # one for all, or one at each worker
         self._served: dict[int, Floats] = {}  # end of the exchange before, by first worker of a program
         self._update = update[:, None]
@@ -43,25 +43,24 @@ class Queue:
     def exchange(self, event: Event, now: Floats, ranks: Ints) -> tuple[Floats, Floats]:
         """Return the end of an exchange that `ranks` begin `now`, and its seconds without others."""
         before = self._served.get(int(ranks[0]))
-        until, alone = (self._access if event.kind == "access" else self._request)(event, now, before)
+        until, alone = (self._access if event.kind == Kind.ACCESS else self._request)(event.operation, now, before)
         self._served[int(ranks[0])] = until
         return until, alone
 
-    def _access(self, event: Event, now: Floats, before: Floats | None) -> tuple[Floats, Floats]:
+    def _access(self, access: Operation, now: Floats, before: Floats | None) -> tuple[Floats, Floats]:
         """Exclusive access to a shared model; where one host serves all, between two of a worker lie those of all."""
-        (host,) = event.members
-        access = Operation(Kind.ACCESS, event.amount, (self._workers - 1, host))
+        access = access._replace(members=(self._workers - 1, access.members[1]))
         alone = everyone = self._prices.time(access)[:, None]
         if self._one_host:
             everyone = self._of_all(access)
         return self._queued(now, before, alone, everyone), alone
 
-    def _request(self, event: Event, now: Floats, before: Floats | None) -> tuple[Floats, Floats]:
+    def _request(self, request: Operation, now: Floats, before: Floats | None) -> tuple[Floats, Floats]:
         """Push to a server and its reply."""
-        shards, ends = self._serving.shards, (self._workers - 1, 0)
-        part, served = event.amount / shards, self._update / shards
-        travel = 2 * self._prices.time(Operation(Kind.TRAVEL, part, ends))[:, None]
-        serve = Operation(Kind.SERVE, part, ends)
+        shards, ends = self._serving.shards, (self._workers - 1, request.members[1])
+        served = self._update / shards
+        serve = request._replace(nbytes=request.nbytes / shards, members=ends)
+        travel = 2 * self._prices.time(serve._replace(kind=Kind.TRAVEL))[:, None]
         busy, all_busy = self._prices.time(serve)[:, None], self._of_all(serve)
         alone = travel + 2 * busy
         if not self._serving.in_rounds:

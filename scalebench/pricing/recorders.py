@@ -21,6 +21,7 @@ from scalebench.system.clock import Ledger, Task
 
 _T = TypeVar("_T")
 _EXCHANGES = (Task.COMM, Task.OTHER)  # written where they happen
+_SERVER = 0  # worker on whose node the server is
 
 
 class RecordingClock:
@@ -66,7 +67,7 @@ class RecordingClock:
 
     def charge(self, operation: Callable[..., Any], members: int = 2) -> None:
         """Write an operation on the messages of so many workers."""
-        self.wrote(Event("operation", members, name=name_of(operation)))
+        self.wrote(Event("other", members, name=name_of(operation)))
 
     def rehearse(self, operation: Callable[..., object], *arguments: object, times: int = 1) -> None:
         """Nothing is measured."""
@@ -152,9 +153,7 @@ class RecordingCommunicator(SimulatedCommunicator[Recorded]):
     def overlapped_mean_(self, tensor: Tensor, overlap: Overlap) -> None:
         nbytes = wire_bytes(tensor, overlap.wire)
         self._tally(1, nbytes)
-        self.clock.wrote(
-            Event("overlapped allreduce", nbytes, self.members, partition=self._partition, overlap=overlap)
-        )
+        self.clock.wrote(Event.of(self.operation(Kind.ALLREDUCE, nbytes), self._partition, overlap=overlap))
 
     def cached(self, make: Callable[[], _T]) -> _T:
         return self.clock.work(make)
@@ -162,16 +161,15 @@ class RecordingCommunicator(SimulatedCommunicator[Recorded]):
     def merge_(self, tensor: Tensor, merge: Callable[[Tensor, Tensor], None]) -> None:
         if self.size > 1:
             self._tally(0, tensor.nbytes * (self.size.bit_length() - 1))
-            self.clock.wrote(
-                Event("merge", tensor.nbytes, self.members, partition=self._partition, name=name_of(merge))
-            )
+            operation = self.operation(Kind.MERGE, tensor.nbytes)
+            self.clock.wrote(Event.of(operation, self._partition, name=name_of(merge)))
 
     def post(self, message: Operation, tensor: Tensor, to: int, tag: int) -> None:
-        self.clock.wrote(Event(Kind.SEND, tensor.nbytes, self.members[to : to + 1], root=tag))
+        self.clock.wrote(Event.of(message, tag=tag))
 
     def recv_(self, tensor: Tensor, source: int, tag: int = 0, *, add: bool = False) -> None:
-        peer, what = self.members[source : source + 1], "add" if add else ""
-        self.clock.wrote(Event("receive", tensor.nbytes, peer, name=what, root=tag))
+        message = Operation(Kind.SEND, tensor.nbytes, (self.members[source], self.members[self.place]))
+        self.clock.wrote(Event("receive", operation=message, name="add" if add else "", tag=tag))
 
     def split(self, color: Callable[[int], int]) -> RecordingCommunicator:
         self.clock.reads("rank")
@@ -192,7 +190,7 @@ class RecordingShared:
     def exclusive(self, *, counted: bool = True) -> Iterator[Tensor]:
         yield self.vector
         self.merges += 1
-        self._clock.wrote(Event(Kind.ACCESS, self.vector.nbytes, (self._host,)))
+        self._clock.wrote(Event.of(Operation(Kind.ACCESS, self.vector.nbytes, (self._comm.place, self._host))))
         if counted:
             self._comm.count(self.vector.nbytes)
 
@@ -208,6 +206,6 @@ class RecordingServer:
 
     def request(self, payload: Any) -> Any:
         self._comm.count(payload.nbytes)
-        self._clock.wrote(Event("request", payload.nbytes))
+        self._clock.wrote(Event.of(Operation(Kind.SERVE, payload.nbytes, (self._comm.place, _SERVER))))
         self._pushes += isinstance(payload, Message) and payload.vector.numel() > 0
         return Message(self._weights, Reply(0, True, 0, 0, self._pushes, 0))

@@ -18,7 +18,8 @@ from scalebench.training.outcome import WorkerReport
 from scalebench.training.stage import StageFacts
 
 Ints = NDArray[np.int64]
-_TIMED = frozenset({Kind.ACCESS, "request", Kind.ALLTOALL})  # their order, or their size, depends on time
+_TIMED = frozenset({Kind.ACCESS, Kind.SERVE, Kind.ALLTOALL})  # their order, or their size, depends on time
+NO_EXCHANGE = Operation(Kind.BARRIER, 0, ())  # of no workers
 
 
 class RankGroups:
@@ -77,33 +78,32 @@ def _colors(color: Callable[[int], int], ranks: int) -> Ints:
 
 
 class Event(NamedTuple):
-    """One entry of a schedule.
+    """One entry of a schedule: a communication, or else compute, a wait or the end of an epoch.
 
-    `amount`: samples of compute (`data`, `shuffle`, `forward`, `backward`, `update`), bytes of communication, messages
-    that an `operation` of the strategy works on, position in the schedule of the event that a `wait` waits for, number
-    of an `epoch` that ended. `members`: ranks of a collective; the peer of a message.
+    `kind` is that of the `operation`, or `receive` of a message at its receiver. `amount`: samples of compute (`data`,
+    `shuffle`, `forward`, `backward`, `update`), messages that the strategy's `other` work is on, position in the
+    schedule of the event that a `wait` waits for, number of an `epoch` that ended.
     """
 
     kind: str
     amount: int = 0
-    members: Members = ()
-    blocking: bool = True
-    name: str = ""  # of a strategy's own operation; `add` of a message that is added to a vector
+    operation: Operation = NO_EXCHANGE  # a message is the same at its sender and its receiver
     partition: RankGroups | None = None  # of which the members of a collective are a group
-    root: int = 0  # rank among the members; tag of a message
-    linear: bool = False  # by messages of the root, one after another
+    blocking: bool = True
+    name: str = ""  # of the strategy's work; `add` of a message that is added to a vector
+    tag: int = 0  # of a message
     overlap: Overlap | None = None
     share: float = 1.0  # of the model's work in a task of compute
 
     @classmethod
-    def of(cls, operation: Operation, partition: RankGroups, *, blocking: bool = True) -> Event:
-        """Return the event of a collective, whose members are a group of `partition`."""
-        kind, nbytes, members, root, linear, *_ = operation
-        return cls(kind, int(nbytes), members, blocking, partition=partition, root=root, linear=linear)
+    def of(cls, operation: Operation, partition: RankGroups | None = None, **others: Any) -> Event:
+        """Return the event of a communication with `others` of the fields."""
+        return cls(operation.kind, operation=operation, partition=partition, **others)
 
-    def among(self, members: Members) -> Operation:
-        """Return a collective as the operation of `members`, of this or of an equal group."""
-        return Operation(Kind(self.kind), self.amount, members, self.root, self.linear)
+    @property
+    def exchanges(self) -> bool:
+        """True for a collective of several workers."""
+        return self.partition is not None and len(self.operation.members) > 1
 
 
 class Kept(NamedTuple):

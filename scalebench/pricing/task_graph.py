@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
+from scalebench.cluster.operation import Kind
 from scalebench.pricing.schedule import Schedule
 
 
@@ -48,15 +49,15 @@ def _follow(schedule: Schedule, nodes: dict[str, TaskNode]) -> None:
         if event.kind == "forward":
             trains, exchanges = True, False
             continue
-        is_exchange = event.kind == "access" or len(event.members) > 1
+        is_exchange = event.kind == Kind.ACCESS or event.exchanges
         if trains and (is_exchange or event.kind == "epoch"):
             last = _add(nodes, TaskNode(f"train-e{epoch}-w{rank}", "train", epoch, [rank]), last)
             trains = False
-        if event.kind == "access":
+        if event.kind == Kind.ACCESS:
             last = _add(nodes, TaskNode(f"merge-e{epoch}-w{rank}", "merge", epoch, [rank]), last)
         elif is_exchange and not exchanges:
             number = averages[epoch] = averages.get(epoch, 0) + 1
-            first = min(event.members)
+            first = min(event.operation.members)
             last = _add(nodes, TaskNode(f"average-e{epoch}-{number}-of-w{first}", "average", epoch, [rank]), last)
             exchanges = True
         if event.kind == "epoch":

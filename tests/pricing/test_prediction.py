@@ -111,7 +111,7 @@ def test_prediction_by_a_calibration_is_the_virtual_time_of_that_study(make_run,
     operation = OperationTime(seconds=2e-4, per_member_s=1e-5)
     run = make_run(strategy, 4, epochs=12, batch_per_worker=8, virtual={"jitter": "none"})
     schedule = record(run, registry.create(strategy, {}, "virtual"), EvenPlan(4, 3, 8), _meta(run, blobs), 2)[0]
-    names = {event.name for event in schedule.events if event.kind in ("operation", "merge")}
+    names = {event.name for event in schedule.events if event.kind in ("other", "merge")}
     trained = Trained(model=run.model, optimizer=run.optimizer, dataset="blobs", samples=96, input_shape=(2,),
                       outputs=3, task="classification")  # fmt: skip
     tables = [table.model_copy(update={"shuffle_s_per_sample": 1e-6}) for table in machine.tables]

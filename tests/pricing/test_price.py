@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from scalebench.cluster.load import load_cluster
+from scalebench.cluster.operation import Kind, Operation
 from scalebench.data.plan import BatchPlan
 from scalebench.errors import RunError
 from scalebench.pricing.charges import Charges, gradients
@@ -68,12 +69,12 @@ def test_transfer_of_a_blocking_collective_is_exposed_and_that_of_an_overlapped_
 
 def test_programs_that_do_not_meet_are_refused(make_run, machine):
     everyone = RankGroups.of_all(2)
-    alone = Schedule(0, [Event("barrier", members=(0, 1), partition=everyone)])
+    alone = Schedule(0, [Event.of(Operation(Kind.BARRIER, 0, (0, 1)), everyone)])
     charges = Charges.of([make_run("allreduce", 2)], machine)
     with pytest.raises(RunError, match="others do not call"):
         price([alone, Schedule(1)], charges)
     with pytest.raises(NotLockStepError):
-        price([Schedule(0, [Event("request")]), Schedule(1)], charges)
+        price([Schedule(0, [Event.of(Operation(Kind.SERVE, 4, (0, 0)))]), Schedule(1)], charges)
 
 
 def test_partition_numbers_the_parts_of_each_group():

@@ -101,7 +101,7 @@ def test_a_schedule_holds_what_a_worker_does_in_order(recorded):
     events = recorded({"local_sgd": {"steps": 2}}, 2, epochs=1, batch_per_worker=24)[0].events
     step = ["data", "forward", "backward", "update"]
     assert [event.kind for event in events] == ["shuffle", *step, *step, "allreduce", "epoch"]
-    assert list(events[-2].members) == [0, 1]
+    assert list(events[-2].operation.members) == [0, 1]
 
 
 def test_a_sum_in_flight_is_not_blocking_and_is_waited_for(recorded):
