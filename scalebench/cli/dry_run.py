@@ -17,6 +17,8 @@ from scalebench.tables import Column, Table
 from scalebench.tables.screen import print_results
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from scalebench.launch.planning import StudyPlan
     from scalebench.launch.study_run import Standing
     from scalebench.study.spec import Run
@@ -25,8 +27,19 @@ _Point = tuple[str, int, str]  # strategy, workers and execution
 _MARKS = {"virtual": "v", "modelled": "m", "native": "n", "paced": "p"}  # in the order of a cell
 
 
-def show_plan(standing: Standing, jobs: int | None) -> None:
-    """Print the plan; the estimate, for `jobs` virtual runs at a time, takes about a second."""
+def show_plan(plan: StudyPlan, output: Path, jobs: int | None) -> None:
+    """Print the plan of a study whose folder is in `output`, what of it is done, and remarks on its model.
+
+    The estimate, for `jobs` virtual runs at a time, takes about a second.
+    """
+    from scalebench.launch.model_check import look_at_model
+    from scalebench.launch.study_run import standing
+
+    plan.prepared.notes += look_at_model(plan)
+    _show(standing(plan, output / plan.study.name), jobs)
+
+
+def _show(standing: Standing, jobs: int | None) -> None:
     plan = standing.plan
     study = plan.study
     rate = "a tuned lr" if study.tune and "lr" in study.tune.over else f"lr {study.lr:g}"

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import rich_click as click
 
@@ -12,6 +12,9 @@ from scalebench.cli.study_options import study_options
 from scalebench.formatting import counted
 from scalebench.records.folder import STUDY
 from scalebench.system.parent_watch import start_forkserver
+
+if TYPE_CHECKING:
+    from scalebench.study.spec import Study
 
 
 @click.command()
@@ -44,14 +47,12 @@ def recalibrate(
     trained again. Losses and metrics stay. By a calibration the rows are further attempts: the latest attempt counts.
     """
     start_forkserver()  # imports torch while this process does
-    from scalebench.calibration.cost_sources import check_given_calibration
     from scalebench.cli.progress import watching
     from scalebench.cli.run_common import enter_first_folder
-    from scalebench.launch.calibrating import request_of
     from scalebench.launch.planning import plan_study
+    from scalebench.launch.recalibration import plan_charged_by
     from scalebench.launch.recalibration import recalibrate as charge_anew
     from scalebench.study.load import load_study
-    from scalebench.study.spec import Study
     from scalebench.system.processors import cores
 
     calibration = calibration.resolve() if calibration is not None else None
@@ -61,21 +62,12 @@ def recalibrate(
     if calibration is not None and calibration.is_relative_to(here := Path.cwd()):
         calibration = calibration.relative_to(here)  # as `run --calibration` names it
     before = load_study(folder / STUDY, {}, [])
-    sets = [f"virtual.jitter={jitter}"] if jitter else []
-    if jitter_sigma is not None:
-        sets.append(f"virtual.jitter_sigma={jitter_sigma:g}")
-    elif jitter in ("measured", "none") and "jitter_sigma" in before.virtual.model_fields_set:
-        sets.append(f"virtual.jitter_sigma={Study().virtual.jitter_sigma:g}")  # a stated one would have no effect
+    sets = _jitter_sets(before, jitter, jitter_sigma)
     asked = load_study(folder / STUDY, {"cluster": cluster, "device_step_time": device_step_time}, sets)
     other = asked != before
     if calibration is not None and before.calibration is not None:
         asked = asked.model_copy(update={"calibration": calibration})
-    plan = plan_study(asked)
-    if calibration is not None:
-        given = replace(plan, study=asked.model_copy(update={"calibration": calibration}))
-        check_given_calibration(request_of(given, given.sweep.simulated))
-    elif asked.calibration is not None and plan.cluster.compute != "this-machine":  # of which the file has nothing
-        plan = replace(plan, study=asked.model_copy(update={"calibration": None}))
+    plan = plan_charged_by(asked, calibration)
     with watching() as watcher:
         found = charge_anew(
             plan,
@@ -92,3 +84,15 @@ def recalibrate(
         f"{counted(found.replayed, 'virtual run')} charged anew without training{again}; results in {folder}/{earlier}"
     )
     return 0
+
+
+def _jitter_sets(before: Study, jitter: str | None, sigma: float | None) -> list[str]:
+    """Return the keys of a study that state this jitter in place of that of `before`."""
+    from scalebench.study.spec import Study
+
+    sets = [f"virtual.jitter={jitter}"] if jitter else []
+    if sigma is not None:
+        sets.append(f"virtual.jitter_sigma={sigma:g}")
+    elif jitter in ("measured", "none") and "jitter_sigma" in before.virtual.model_fields_set:
+        sets.append(f"virtual.jitter_sigma={Study().virtual.jitter_sigma:g}")  # a stated one would have no effect
+    return sets

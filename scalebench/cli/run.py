@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -28,6 +30,7 @@ from scalebench.system.parent_watch import start_forkserver
 
 if TYPE_CHECKING:
     from scalebench.launch.planning import StudyPlan
+    from scalebench.study.spec import Study
 
 # flags of version 0.1 that are keys for `--set` alone in the next one
 _OLD_FLAGS = (
@@ -133,29 +136,22 @@ def run(
     The exit code is 0 if every run was made, 1 if one failed, 2 for a request that cannot be met, 3 if runs are left
     (the last line says which, and why), and 128 + its number if a signal ended the command.
     """
-    from scalebench.study.load import load_study
-
     refuse_early_signal()
-    for key in filter(_chosen, _OLD_FLAGS):
-        if verbosity() >= 0:
-            click.echo(f"note: the next version has --set {key}=... in place of {flag_of(key)}", err=True)
+    _note_old_flags()
     strategies = list(flags.pop("strategies")) or None
+    is_another = bool(new or strategies or sets or until or _chosen("output", *flags))
+    make = partial(run_plan, jobs=jobs, fail_fast=fail_fast, only_failed=retry, against=against, full=full)
     if shard is not None:
-        if study is None or new or strategies or sets or until or _chosen("output", *flags):
+        if study is None or is_another:
             raise UsageError("--shard: expected the folder of a submitted study, and no option that changes the study")
-        plan, output = _shard(study.parent if study.name == STUDY else study, shard)
-        return run_plan(plan, output, jobs=jobs, fail_fast=fail_fast, only_failed=retry, against=against, full=full)
+        return make(*_shard(study.parent if study.name == STUDY else study, shard))
     if study is not None and study.is_dir():
         study /= STUDY
-    if study is not None and not (new or strategies or sets or until or _chosen("output", *flags)):
+    if study is not None and not is_another:
         study, output, flags["name"] = _where_it_lies(study, output)
     if until is not None:
         sets = (*sets, f"until.ci_width={until}")
-    wanted = load_study(study, {**flags, "strategies": strategies}, list(sets))
-    if new:
-        from scalebench.records.study_file import with_a_folder_of_its_own
-
-        wanted = with_a_folder_of_its_own(output, wanted)
+    wanted = _study(study, {**flags, "strategies": strategies}, sets, output if new else None)
     if retry and not _has_failures(output / wanted.name):
         click.echo(f"no failed runs in {output / wanted.name}/")
         return 0
@@ -164,15 +160,30 @@ def run(
     from scalebench.launch.planning import plan_study
 
     plan = plan_study(wanted)
-    if dry_run:
-        from scalebench.cli.dry_run import show_plan
-        from scalebench.launch.model_check import look_at_model
-        from scalebench.launch.study_run import standing
+    if not dry_run:
+        return make(plan, output)
+    from scalebench.cli.dry_run import show_plan
 
-        plan.prepared.notes += look_at_model(plan)
-        show_plan(standing(plan, output / plan.study.name), jobs)
-        return 0
-    return run_plan(plan, output, jobs=jobs, fail_fast=fail_fast, only_failed=retry, against=against, full=full)
+    show_plan(plan, output, jobs)
+    return 0
+
+
+def _study(file: Path | None, flags: dict[str, Any], sets: Sequence[str], renamed_in: Path | None) -> Study:
+    """Return the study in `file` with the flags over it, under a name that no folder `renamed_in` this one has."""
+    from scalebench.study.load import load_study
+
+    study = load_study(file, flags, list(sets))
+    if renamed_in is None:
+        return study
+    from scalebench.records.study_file import with_a_folder_of_its_own
+
+    return with_a_folder_of_its_own(renamed_in, study)
+
+
+def _note_old_flags() -> None:
+    for key in filter(_chosen, _OLD_FLAGS):
+        if verbosity() >= 0:
+            click.echo(f"note: the next version has --set {key}=... in place of {flag_of(key)}", err=True)
 
 
 def _shard(folder: Path, number: int) -> tuple[StudyPlan, Path]:

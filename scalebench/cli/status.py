@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import json
+from collections.abc import Iterator
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -15,6 +16,7 @@ from scalebench.errors import UsageError
 from scalebench.formatting import counted, roughly
 
 if TYPE_CHECKING:
+    from scalebench.records.lock import Owner
     from scalebench.records.progress import Progress
 
 _SHOWN = 5  # failed runs
@@ -43,7 +45,7 @@ def status(results: Path | None, as_json: bool, watch: bool, poll: int) -> int:
     """
     from scalebench.records.folder import is_submitted
     from scalebench.records.lock import owner_of
-    from scalebench.records.progress import lost_epochs, progress_of
+    from scalebench.records.progress import progress_of
 
     folder = study_folder(results)
     if is_submitted(folder):
@@ -58,46 +60,56 @@ def status(results: Path | None, as_json: bool, watch: bool, poll: int) -> int:
     finally:
         gc.enable()
     if as_json:
-        facts = {
-            "study": progress.study,
-            "planned": progress.planned,
-            "done": progress.done,
-            "failed": [asdict(failure) for failure in progress.failures],
-            "remaining": dict(progress.remaining),
-            "most_to_come": progress.most_to_come,
-            "left_s": progress.left_s,
-            "doubled": progress.repeated,
-            "other_data": progress.other_data,
-            "without_epochs": list(progress.without_epochs),
-            "writer": asdict(owner) if owner else None,
-        }
-        click.echo(json.dumps(facts, indent=2))
-        return 0
+        click.echo(json.dumps(_facts(progress, owner), indent=2))
+    else:
+        for line in _lines(progress, owner, folder):
+            click.echo(line)
+    return 0
+
+
+def _facts(progress: Progress, owner: Owner | None) -> dict[str, object]:
+    return {
+        "study": progress.study,
+        "planned": progress.planned,
+        "done": progress.done,
+        "failed": [asdict(failure) for failure in progress.failures],
+        "remaining": dict(progress.remaining),
+        "most_to_come": progress.most_to_come,
+        "left_s": progress.left_s,
+        "doubled": progress.repeated,
+        "other_data": progress.other_data,
+        "without_epochs": list(progress.without_epochs),
+        "writer": asdict(owner) if owner else None,
+    }
+
+
+def _lines(progress: Progress, owner: Owner | None, folder: Path) -> Iterator[str]:
+    """Yield what is done, what is wrong with it, who goes on with it, and the next step."""
+    from scalebench.records.progress import lost_epochs
+
     left = progress.remaining.total()
-    click.echo(
+    yield (
         f"{progress.study}: {progress.done} of {counted(progress.planned, 'run')} done, "
         f"{len(progress.failures)} failed, {left} remaining"
     )
-    for line in _expected(progress):
-        click.echo(line)
+    yield from _expected(progress)
     for failure in progress.failures[:_SHOWN]:
-        click.echo(f"{failure.status}: {failure.run_id}: {failure.error}")
+        yield f"{failure.status}: {failure.run_id}: {failure.error}"
     if len(progress.failures) > _SHOWN:
-        click.echo(f"... and {len(progress.failures) - _SHOWN} more, in {folder / 'runs.csv'}")
+        yield f"... and {len(progress.failures) - _SHOWN} more, in {folder / 'runs.csv'}"
     if progress.without_epochs:
-        click.echo(f"{lost_epochs(progress.without_epochs)}: the command that made the study runs them again")
+        yield f"{lost_epochs(progress.without_epochs)}: the command that made the study runs them again"
     if progress.other_data:
-        click.echo(
+        yield (
             f"{counted(progress.other_data, 'row')} of other data than the latest (dataset_sha256): in no table or "
             "figure; give each data set a study name of its own"
         )
     if owner:
-        click.echo(f"running: {owner}")
+        yield f"running: {owner}"
     elif left:
-        click.echo("not running; the command that began it goes on with it")
+        yield "not running; the command that began it goes on with it"
     if progress.failures and not owner:
-        click.echo(f"to run the failed ones again: scalebench run {folder} --retry")
-    return 0
+        yield f"to run the failed ones again: scalebench run {folder} --retry"
 
 
 def _expected(progress: Progress) -> list[str]:

@@ -25,9 +25,10 @@ import pandas as pd
 from scalebench.analysis.loading import Results, load
 from scalebench.calibration.calibration_file import read_calibration
 from scalebench.calibration.charging import machine_for
+from scalebench.calibration.cost_sources import check_given_calibration
 from scalebench.errors import ResultsError, writing
 from scalebench.launch.calibrating import request_of
-from scalebench.launch.planning import StudyPlan
+from scalebench.launch.planning import StudyPlan, plan_study
 from scalebench.launch.reporting import Reporter
 from scalebench.launch.study_run import StudyRun
 from scalebench.launch.tuning import with_chosen
@@ -36,7 +37,7 @@ from scalebench.records.folder import CALIBRATION, EPOCHS, PLANNED, PROVENANCE, 
 from scalebench.records.lock import folder_lock
 from scalebench.records.store import Store, drop_simulated
 from scalebench.records.study_file import replace_study
-from scalebench.study.spec import Run
+from scalebench.study.spec import Run, Study
 from scalebench.system.interruption import Interruption
 from scalebench.training.outcome import Evaluation, Outcome
 from scalebench.virtual.lock_step import Trace, is_lock_step
@@ -52,6 +53,21 @@ class Recalibrated:
     replayed: int
     trained: int
     earlier: Path | None = None
+
+
+def plan_charged_by(study: Study, calibration: Path | None) -> StudyPlan:
+    """Return the plan of `study`, whose virtual runs are to be charged by `calibration`, by its own or measured anew.
+
+    Raises:
+        ClusterError, ResultsError: `calibration` has not what charges them.
+    """
+    plan = plan_study(study)
+    if calibration is not None:
+        given = replace(plan, study=study.model_copy(update={"calibration": calibration}))
+        check_given_calibration(request_of(given, given.sweep.simulated))
+    elif study.calibration is not None and plan.cluster.compute != "this-machine":  # of which the file has nothing
+        plan = replace(plan, study=study.model_copy(update={"calibration": None}))
+    return plan
 
 
 def recalibrate(
@@ -95,21 +111,8 @@ def recalibrate(
             for run, row in pairs
             if is_lock_step(run) and _same_batches(plan, before, run)
         }
-        outcomes: dict[str, Outcome] = {}
-        run_virtual(
-            runs,
-            Simulator(machine, plan.prepared.folders, folder / "weights", traces=traces),
-            jobs=jobs,
-            on_start=reporter.started,
-            on_outcome=lambda run, outcome: outcomes.update({run.run_id: outcome}),
-            stopping=interruption.asked,
-        )
-        if missing := [run.run_id for run in runs if run.run_id not in outcomes]:
-            raise ResultsError(f"interrupted before {len(missing)} runs were charged anew: nothing was changed")
-        if failed := [outcome for outcome in outcomes.values() if outcome.status == "failed"]:
-            raise ResultsError(
-                f"{failed[0].run_id} failed, as it had not before: {failed[0].error}; nothing was changed"
-            )
+        simulator = Simulator(machine, plan.prepared.folders, folder / "weights", traces=traces)
+        outcomes = _outcomes(runs, simulator, jobs, reporter, interruption)
         earlier = None
         if before is not None:
             earlier = _keep_earlier(folder)
@@ -122,6 +125,30 @@ def recalibrate(
         _write(plan, folder, reporter, interruption, runs, outcomes)
     replayed = sum(outcome.eval_s == 0.0 for outcome in outcomes.values())  # nothing was evaluated
     return Recalibrated(replayed, len(runs) - replayed, earlier)
+
+
+def _outcomes(
+    runs: Sequence[Run], simulator: Simulator, jobs: int, reporter: Reporter, interruption: Interruption
+) -> dict[str, Outcome]:
+    """Return the outcomes of all `runs` by their ids.
+
+    Raises:
+        ResultsError: one failed, or the command was interrupted.
+    """
+    outcomes: dict[str, Outcome] = {}
+    run_virtual(
+        runs,
+        simulator,
+        jobs=jobs,
+        on_start=reporter.started,
+        on_outcome=lambda run, outcome: outcomes.update({run.run_id: outcome}),
+        stopping=interruption.asked,
+    )
+    if missing := [run.run_id for run in runs if run.run_id not in outcomes]:
+        raise ResultsError(f"interrupted before {len(missing)} runs were charged anew: nothing was changed")
+    if failed := [outcome for outcome in outcomes.values() if outcome.status == "failed"]:
+        raise ResultsError(f"{failed[0].run_id} failed, as it had not before: {failed[0].error}; nothing was changed")
+    return outcomes
 
 
 def _pairs(plan: StudyPlan, before: StudyPlan, results: Results) -> Iterator[tuple[Run, Any]]:
