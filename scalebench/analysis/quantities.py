@@ -77,7 +77,6 @@ def quantities(metrics: Collection[str]) -> dict[str, Column[Row]]:
         return f" {metric_word(str(row['metric_name']))}" if len(set(metrics)) > 1 else ""
 
     head = metric_head(metrics)
-    saved = "1 - T(strategy) / T({}), with its interval"
     return {
         "time": Column("time", _time, TIME, "geometric mean, with its interval"),
         "median": Column(
@@ -109,18 +108,8 @@ def quantities(metrics: Collection[str]) -> dict[str, Column[Row]]:
             *("efficiency", fields("efficiency efficiency_low efficiency_high"), RATIO),
             "speedup / workers, with its interval",
         ),
-        **{
-            f"{of}vs-{name}": Column(
-                f"{words}vs {name}",
-                fields(" ".join(f"{of}{name}{end}" for end in _EVERY)),
-                SAVED,
-                saved.format(name) + (", times to the target" if of else ""),
-                spare=2 + LIBRARY_BASELINES.index(name) if name in LIBRARY_BASELINES else 0,
-                title="" if of else f"vs {name}",
-            )
-            for of, words in (("", ""), ("target-", "to target "))
-            for name in PER_BATCH
-        },
+        **{f"vs-{name}": _saving(name) for name in PER_BATCH},
+        **{f"target-vs-{name}": _saving(name, "target-") for name in PER_BATCH},
         "metric": Column(
             *(head, fields("metric metric_low metric_high"), METRIC),
             "mean over seeds, with its 95 % confidence interval",
@@ -131,6 +120,18 @@ def quantities(metrics: Collection[str]) -> dict[str, Column[Row]]:
         ),
         "runs": Column("runs", fields("n"), COUNT, "completed repetitions"),
     }
+
+
+def _saving(baseline: str, of: str = "") -> Column[Row]:
+    """Return the column of what is saved against `baseline`, of the time or (`of` "target-") of that to the target."""
+    return Column(
+        f"{'to target ' if of else ''}vs {baseline}",
+        fields(" ".join(f"{of}{baseline}{end}" for end in _EVERY)),
+        SAVED,
+        f"1 - T(strategy) / T({baseline}), with its interval" + (", times to the target" if of else ""),
+        spare=2 + LIBRARY_BASELINES.index(baseline) if baseline in LIBRARY_BASELINES else 0,
+        title="" if of else f"vs {baseline}",
+    )
 
 
 def _verdict(row: Row) -> str:

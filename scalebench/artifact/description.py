@@ -161,15 +161,7 @@ def describe(
         license=paper.license or NO_LICENSE,
         answer=as_text(answer(results, comparisons(results)).sentence),
         contributions=numbered,
-        elements=tuple(
-            Element(
-                figure.name,
-                paper.elements.get(figure.name, figure.name),
-                tuple(number for number, claim in numbered if figure.name in claim.figures),
-                f"plots/{slug(name)}/{figure.name}",
-            )
-            for figure in figures
-        ),
+        elements=tuple(_element(figure.name, paper, numbered, f"plots/{slug(name)}") for figure in figures),
         not_drawn=tuple((figure.name, figure.absent) for figure in drawn if figure.absent),
         expected=_expected(summary(results)),
         executions=executions,
@@ -193,6 +185,12 @@ def describe(
         first_run=started[0] if started else "",
         last_run=started[-1] if started else "",
     )
+
+
+def _element(figure: str, paper: PaperFile, claims: Sequence[tuple[str, Contribution]], plots: str) -> Element:
+    """Return the element of the paper that `figure` is, and the claims that it shows."""
+    numbers = tuple(number for number, claim in claims if figure in claim.figures)
+    return Element(figure, paper.elements.get(figure, figure), numbers, f"{plots}/{figure}")
 
 
 def light_requirements() -> list[str]:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from fnmatch import fnmatchcase
 from mimetypes import MimeTypes
 from pathlib import Path
@@ -112,32 +112,14 @@ def crate(folder: Path, description: Description) -> str:
     records = [name for name in names if name in (f"{study}/runs.csv", f"{study}/epochs.csv")]
     inputs = [name for name in names if name.startswith((f"{study}/study", f"{study}/calibration", "inputs/"))]
     authors = [_author(number, author) for number, author in enumerate(d.paper.authors, start=1)]
-    root = _entity(
-        "./",
-        "Dataset",
-        name=d.title,
-        description=f"Artifact of the scaling study {d.study}: records of {d.runs} completed runs, figures with "
-        f"their data, and the software that made them. {d.answer}",
-        datePublished=d.published,
-        license=_link(_SPDX + d.paper.license) if d.paper.license else d.license,
-        keywords="scaling study, distributed training, synchronisation, benchmark",
-        hasPart=[_link(name) for name in names],
-        mentions=[_link("#run"), *([_link("#figures")] if d.elements else [])],
-    )
-    agents = {}
-    if authors:
-        root["author"] = agents["agent"] = [_link(author[0]["@id"]) for author in authors]
-        root["publisher"] = root["author"][0]
-    doi = f"https://doi.org/{d.paper.doi}"
-    if d.paper.doi:
-        root |= {"identifier": _link(doi), "cite-as": doi}
-    if d.paper.url:
-        root["url"] = d.paper.url
+    agents = {"agent": [_link(author[0]["@id"]) for author in authors]} if authors else {}
+    doi = f"https://doi.org/{d.paper.doi}" if d.paper.doi else ""
+    root = _root(d, names, doi) | ({"author": agents["agent"], "publisher": agents["agent"][0]} if authors else {})
     for licence in sorted({d.paper.license or "Apache-2.0", "Apache-2.0"}):
         about = f"The licence with the SPDX identifier {licence}"
         entities.append(_entity(_SPDX + licence, "CreativeWork", name=licence, description=about))
     entities += [entity for author in authors for entity in author]
-    if d.paper.doi:
+    if doi:
         registry = "https://registry.identifiers.org/registry/doi"
         value = f"doi:{d.paper.doi}"
         entities.append(_entity(doi, "PropertyValue", name="DOI", propertyID=registry, value=value, url=doi))
@@ -170,6 +152,25 @@ def crate(folder: Path, description: Description) -> str:
     graph = [_entity(CRATE, "CreativeWork", about=_link("./"), conformsTo=conforms), root, *entities]
     whole = {"@context": "https://w3id.org/ro/crate/1.2/context", "@graph": graph}
     return json.dumps(whole, indent=2, ensure_ascii=False) + "\n"
+
+
+def _root(d: Description, names: Sequence[str], doi: str) -> dict[str, Any]:
+    """Return the entity of the artifact, whose parts have these `names`."""
+    root = _entity(
+        "./",
+        "Dataset",
+        name=d.title,
+        description=f"Artifact of the scaling study {d.study}: records of {d.runs} completed runs, figures with "
+        f"their data, and the software that made them. {d.answer}",
+        datePublished=d.published,
+        license=_link(_SPDX + d.paper.license) if d.paper.license else d.license,
+        keywords="scaling study, distributed training, synchronisation, benchmark",
+        hasPart=[_link(name) for name in names],
+        mentions=[_link("#run"), *([_link("#figures")] if d.elements else [])],
+    )
+    if doi:
+        root |= {"identifier": _link(doi), "cite-as": doi}
+    return root | ({"url": d.paper.url} if d.paper.url else {})
 
 
 def _entity(identity: str, kind: str | list[str], **facts: Any) -> dict[str, Any]:

@@ -6,6 +6,7 @@ import math
 from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -16,6 +17,7 @@ from matplotlib.lines import Line2D
 from matplotlib.patches import Rectangle
 from matplotlib.ticker import FixedLocator, FuncFormatter, LogLocator, MaxNLocator, NullLocator
 from matplotlib.transforms import ScaledTranslation
+from numpy.typing import NDArray
 
 from scalebench.analysis.intervals import METRIC_RANGE
 from scalebench.figures.drawing.names import width, wrapped
@@ -33,6 +35,7 @@ _CONTEXT = "#D0D0D0"
 _LINE_WIDTH = 0.005  # of the range of a panel's values: a difference that is not seen
 _MOST_SHIFT = 0.4  # of the gap between neighbouring points
 Bar = tuple[tuple[float, float], tuple[float, float]]
+Values = NDArray[np.floating[Any]]
 
 
 @dataclass(frozen=True)
@@ -124,6 +127,7 @@ class Panel:
         own = [name for name in looks if name in set(frame["series"])]
         crowded = _fitting_shift(frame[x]) if shift else 1.0
         covering = _covering(frame, x, quantity, own) if apart_pt else {}
+        shown = slice(-1 if sparse else 0, None)
         bars: list[Bar] = []
         colors: list[str] = []
         points: list[tuple[float, float]] = []
@@ -131,24 +135,18 @@ class Panel:
         for (execution, name), group in frame[frame[quantity].notna()].groupby(["execution", "series"], sort=False):
             group = group.sort_values(x)
             look = looks[str(name)]
-            at = group[x].astype(float).to_numpy() * (2 ** (look.shift * crowded) if shift else 1)
-            at = at + aside * look.shift
+            at = group[x].astype(float).to_numpy() * (2 ** (look.shift * crowded) if shift else 1) + aside * look.shift
             y = scale * group[quantity].astype(float).to_numpy()
             bounds = [scale * group[name].astype(float).to_numpy() for name in (low, high)] if low else None
-            first = len(at) - 1 if sparse else 0
             if bounds:
-                bars += [((a, bottom), (a, top)) for a, bottom, top in zip(at, *bounds, strict=True)][first:]
-                colors += [look.color] * len(at[first:])
-                points += list(zip(at, y, strict=True))[first:]
-            style = look.line(str(execution)) | ({} if connect else {"linestyle": ""})
-            order = 4 if execution == "native" else 3
-            drawn = self.ax.plot(at, y, zorder=order, **style)
-            if look.inside:
-                drawn += self.ax.plot(at, y, zorder=order + 0.1, **look.inner(str(execution)))
+                bars += [((a, bottom), (a, top)) for a, bottom, top in zip(at, *bounds, strict=True)][shown]
+                colors += [look.color] * len(at[shown])
+                points += list(zip(at, y, strict=True))[shown]
+            drawn = self._line(at, y, look, str(execution), connect=connect)
             self.series.add(str(name))
             self.explained.add(EXECUTION_WORDS.get(str(execution), ""))
             for mark, places in marked.items():
-                hit = np.flatnonzero(group[mark].fillna(False).to_numpy(dtype=bool))[-1 if sparse else 0 :]
+                hit = np.flatnonzero(group[mark].fillna(False).to_numpy(dtype=bool))[shown]
                 if len(hit):
                     self.marks.add(mark)
                 if apart_pt:
@@ -160,9 +158,17 @@ class Panel:
             self._lines += drawn
         self._keep_curves(frame[frame[quantity].notna()], quantity, x, (low, high), scale)
         self.intervals(bars, colors, points)
-        for mark, places in marked.items():
-            if places:
-                self.ax.plot(*zip(*places, strict=True), **MARKS[mark](), zorder=5)
+        for mark in filter(marked.get, marked):
+            self.ax.plot(*zip(*marked[mark], strict=True), **MARKS[mark](), zorder=5)
+
+    def _line(self, x: Values, y: Values, look: Look, execution: str, *, connect: bool) -> list[Line2D]:
+        """Draw points with their markers, and connect them; native ones lie over the others."""
+        style = look.line(execution) | ({} if connect else {"linestyle": ""})
+        order = 4 if execution == "native" else 3
+        drawn = self.ax.plot(x, y, zorder=order, **style)
+        if look.inside:
+            drawn += self.ax.plot(x, y, zorder=order + 0.1, **look.inner(execution))
+        return drawn
 
     def _lift(self, lines: Sequence[Line2D], points: float) -> None:
         """Draw lines higher by `points`, the same on all axes; limits remain those of their values."""
