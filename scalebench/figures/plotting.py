@@ -16,7 +16,6 @@ from typing import TYPE_CHECKING, NamedTuple
 from scalebench.errors import ResultsError, UsageError, nearest, writing
 from scalebench.figures.added import Added
 from scalebench.figures.base import FIGURES, EmptyFigureError, Figure, default_figures, figure_names
-from scalebench.figures.caption_files import write_caption
 from scalebench.figures.selection import EVERYTHING, Selection
 from scalebench.figures.style import REPORT, Style
 from scalebench.records.table import to_cell
@@ -146,7 +145,7 @@ def drawing_processes(jobs: int, results: Results) -> ProcessPoolExecutor:
     that this process must have none of its own; those of numpy and Arrow prepare for a copy.
     """
     from scalebench.analysis import cells
-    from scalebench.figures.drawing import canvas, files  # noqa: F401 - imported for all processes
+    from scalebench.figures.drawing import canvas, saving  # noqa: F401 - imported for all processes
 
     FIGURES.names()  # imports the figures
     if len(results.completed):
@@ -206,6 +205,8 @@ def _write(kind: Figure, results: Results, stem: Path, request: PlotRequest) -> 
     captions = canvas.captions()
     files = [of_page(file, page) for page in range(len(captions)) for file in pictures]
     if request.style.caption != "none":
+        from scalebench.figures.drawing.saving import write_caption
+
         for page, caption in enumerate(captions):
             files += write_caption(of_page(stem, page), caption, request.style.width_in)
     data = stem.with_suffix(".csv")
@@ -233,7 +234,7 @@ def drawing(
         OSError: a file cannot be written.
     """
     from scalebench.figures.drawing.canvas import Canvas
-    from scalebench.figures.drawing.files import save
+    from scalebench.figures.drawing.saving import save
 
     with house_style(style):
         canvas = Canvas(name, style, selection, panels)

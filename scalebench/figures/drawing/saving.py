@@ -1,4 +1,4 @@
-"""Write a drawn figure as PNG, PDF or SVG; the same records give the same bytes."""
+"""Write a drawn figure as PNG, PDF or SVG, and its caption beside it; the same records give the same bytes."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from matplotlib.figure import Figure
 
 from scalebench import __version__
 from scalebench.system.atomic_write import open_own
+from scalebench.tables.latex import latex_lines
 
 # Without dates.
 _METADATA: dict[str, dict[str, Any]] = {
@@ -53,3 +54,24 @@ def _small_fonts() -> Iterator[None]:
         yield
     finally:
         Options._drop_tables_default = usual
+
+
+def write_caption(stem: Path, caption: str, width_in: float) -> list[Path]:
+    """Write `caption` as plain text to `stem`.txt, and to `stem`.tex for a figure environment; return both.
+
+    Raises:
+        OSError: a file cannot be written.
+    """
+    text, latex = stem.with_suffix(".txt"), stem.with_suffix(".tex")
+    with open_own(text, "w") as file:
+        file.write(f"{caption}\n")
+    lines = latex_lines(caption)
+    usage = [
+        r"% \begin{figure}",
+        f"%   \\includegraphics[width={width_in:.4g}in]{{{stem.name}}}",
+        f"%   \\input{{{stem.name}.tex}}",
+        r"% \end{figure}",
+    ]
+    with open_own(latex, "w") as file:
+        file.write("\n".join([*usage, f"\\caption{{{lines}}}", f"\\label{{fig:{stem.name}}}"]) + "\n")
+    return [text, latex]
