@@ -24,13 +24,12 @@ from scalebench.comm.native import NativeCommunicator
 from scalebench.data.dataset import Dataset, open_dataset
 from scalebench.data.plan import BatchPlan
 from scalebench.errors import ClusterError, DivergedError, EngineError
-from scalebench.native.clock_offsets import ClockOffset, clock_offsets
-from scalebench.native.cores import Cores
 from scalebench.native.energy import Joules, Meter, total
 from scalebench.native.heartbeat import Heartbeat, Phase
 from scalebench.native.job import Job
-from scalebench.native.laps import TracedClock, TracedPacedClock, align
-from scalebench.native.resources import (
+from scalebench.native.laps import ClockOffset, TracedClock, TracedPacedClock, align, clock_offsets
+from scalebench.native.processor import (
+    Cores,
     device_name,
     forget_peak_memory,
     gpu_name,
@@ -44,7 +43,7 @@ from scalebench.strategies.base import Strategy
 from scalebench.study.spec import Run
 from scalebench.system.background_load import BackgroundLoad, taken_by
 from scalebench.system.clock import WallClock
-from scalebench.system.processors import core_list
+from scalebench.system.hardware import core_list
 from scalebench.system.random_state import seed_generators, worker_seed
 from scalebench.training.initial_weights import save_weights
 from scalebench.training.loop import EvaluationResult, evaluate, train

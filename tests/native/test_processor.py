@@ -1,4 +1,4 @@
-"""The cores of a worker, read from a kernel's files."""
+"""The processor of a worker, read from a kernel's files, and its GPU."""
 
 from __future__ import annotations
 
@@ -6,7 +6,8 @@ import os
 
 import pytest
 
-from scalebench.native.cores import Cores, clock_rate, throttle_counters
+from scalebench.errors import EngineError
+from scalebench.native.processor import Cores, clock_rate, require_gpus_of_their_own, throttle_counters
 
 
 def write(path, text):
@@ -52,3 +53,9 @@ def test_the_most_throttled_core_counts(kernel):
 
 def test_the_usable_cores_are_those_of_this_process():
     assert Cores.now().usable == os.sched_getaffinity(0)
+
+
+def test_nccl_workers_that_share_a_gpu_are_refused():
+    require_gpus_of_their_own(["GPU-a", "GPU-b", "GPU-c"])
+    with pytest.raises(EngineError, match=r"workers 1 and 3 share one \(3 GPUs for 4 workers\); start fewer"):
+        require_gpus_of_their_own(["GPU-a", "GPU-b", "GPU-c", "GPU-b"])
