@@ -19,8 +19,8 @@ from virtual_overhead import make_run, stated_machine
 
 from scalebench.data.catalog import prepare
 from scalebench.study.spec import Run, Training
+from scalebench.system.hardware import cores
 from scalebench.system.parent_watch import start_forkserver
-from scalebench.system.processors import cores
 from scalebench.training.outcome import Outcome
 from scalebench.virtual.pool import Simulator, run_virtual
 

@@ -17,7 +17,7 @@ from scalebench.errors import EngineError
 from scalebench.formatting import counted
 from scalebench.records.builds import TRANSPORTS
 from scalebench.records.machine import cpu_model
-from scalebench.system import processors
+from scalebench.system import hardware
 from scalebench.system.atomic_write import cache_folder
 from scalebench.system.background_load import BackgroundLoad
 
@@ -85,7 +85,7 @@ def measure_engine_costs(
 
 
 def _measure(names: list[str], on_this_host: Callable[[int], Ranks], source: str, seconds: float) -> EngineCosts:
-    counts = sorted({2, max(2, min(processors.physical_cores(), _MOST_RANKS))})
+    counts = sorted({2, max(2, min(hardware.physical_cores(), _MOST_RANKS))})
     ranks = on_this_host(max(counts))
     spec = {"names": names, "ranks": counts, "seconds": seconds, "source": f"{source}; bound to {ranks.binding}"}
     return _measured_by(ranks, spec, f"the engines {', '.join(names)}")
@@ -126,7 +126,7 @@ def _source() -> str:
             versions.append(f"{name} {version(name)}")
         except PackageNotFoundError:
             continue
-    cores = processors.cores()
+    cores = hardware.cores()
     return f"synthetic buffers, {cpu_model()}, {cores} cores, {platform.python_version()}, {', '.join(versions)}"
 
 

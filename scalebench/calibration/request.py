@@ -16,7 +16,7 @@ from scalebench.pricing.step_times import Trained
 from scalebench.records.machine import cpu_model
 from scalebench.records.provenance import host_hash
 from scalebench.study.spec import Run, Study
-from scalebench.system import processors
+from scalebench.system import hardware
 
 
 @dataclass(frozen=True)
@@ -53,7 +53,7 @@ class Request:
     @property
     def most_busy(self) -> int:
         """The most workers that compute at the same time on this node; a worker on a GPU has one of its own."""
-        at_once = processors.gpus() if self.device == "cuda" else self.cluster.node.workers_per_node
+        at_once = hardware.gpus() if self.device == "cuda" else self.cluster.node.workers_per_node
         return min(max(run.workers for run in self.runs), at_once)
 
     @cached_property
@@ -67,7 +67,7 @@ class Request:
             optimizer=str(self.study.optimizer),
             threads_per_worker=self.study.threads_per_worker,
             cpu=cpu_model(),
-            cores=processors.cores(),
+            cores=hardware.cores(),
             torch=torch.__version__,
             device=torch.cuda.get_device_name() if self.device == "cuda" else "cpu",
         )

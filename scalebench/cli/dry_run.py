@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from scalebench.formatting import OVERSUBSCRIBED, counted
 from scalebench.records.progress import lost_epochs
-from scalebench.system.processors import cores
+from scalebench.system.hardware import cores
 from scalebench.tables import Column, Table
 from scalebench.tables.screen import print_results
 

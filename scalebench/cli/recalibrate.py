@@ -53,7 +53,7 @@ def recalibrate(
     from scalebench.launch.recalibration import plan_charged_by
     from scalebench.launch.recalibration import recalibrate as charge_anew
     from scalebench.study.load import load_study
-    from scalebench.system.processors import cores
+    from scalebench.system.hardware import cores
 
     calibration = calibration.resolve() if calibration is not None else None
     if cluster is not None and Path(cluster).is_file():

@@ -10,7 +10,7 @@ from pathlib import Path
 from scalebench.errors import DataError
 from scalebench.system import bounded_read
 from scalebench.system.bounded_read import MIB
-from scalebench.system.memory import usable_memory_mib
+from scalebench.system.hardware import usable_memory_mib
 
 _MOST_BYTES = 1024 * MIB  # of a file of MNIST or CIFAR, the largest of which has 180 MB
 

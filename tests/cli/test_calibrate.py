@@ -80,7 +80,7 @@ def test_file_is_completed_by_the_same_command_and_charges_a_study(scalebench):
 
 def test_steps_on_gpus_are_measured_in_seconds_with_one_process_for_each(scalebench, monkeypatch):
     monkeypatch.setattr("scalebench.comm.engines.available", lambda engine, **_: None)
-    monkeypatch.setattr("scalebench.system.processors.gpus", lambda: 2)
+    monkeypatch.setattr("scalebench.system.hardware.gpus", lambda: 2)
     monkeypatch.setattr("torch.cuda.get_device_name", lambda *_: "NVIDIA T4")
     said = scalebench("calibrate", "--dataset", "wine", "--device", "cuda", "--batch", 8, "-o", FILE)
     assert "on NVIDIA T4 (torch" in said

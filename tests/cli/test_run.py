@@ -21,7 +21,7 @@ from scalebench.cli.run_common import run_plan
 from scalebench.comm import engines
 from scalebench.launch.reporting import Tally
 from scalebench.launch.study_run import _jobs
-from scalebench.system import processors
+from scalebench.system import hardware
 from tests.conftest import needs_mpi, runs_made
 
 SMALL = ["--dataset", "wine", "--epochs", "1", "--repetitions", "1", "--execution", "virtual"]
@@ -454,7 +454,7 @@ def test_virtual_runs_answer_before_real_ones_begin(scalebench):
 
 @pytest.mark.parametrize(("busy", "further"), [(0.0, 0), (1e3, 1000)])
 def test_further_virtual_runs_take_the_share_of_cores_that_others_keep_busy(busy, further):
-    assert _jobs(busy) == processors.cores() + further
+    assert _jobs(busy) == hardware.cores() + further
 
 
 @pytest.mark.parametrize(

@@ -19,7 +19,7 @@ from scalebench.launch.processes import environment, launch_command
 from scalebench.records.schema import RunRow
 from scalebench.study.heterogeneity import VirtualOptions
 from scalebench.study.spec import Study
-from scalebench.system import processors
+from scalebench.system import hardware
 from scalebench.system.clock import WallClock
 
 PROGRAM = Path(__file__).parent / "programs" / "joined.py"
@@ -60,11 +60,11 @@ def test_an_engine_joins_its_ranks_again_and_again(name):
         with pytest.raises(EngineError, match=f"engine {name} joins no ranks"):
             engine.connect(Place(None, WallClock(), one_node=True))
         return
-    if engine.on_gpus and not processors.gpus():
+    if engine.on_gpus and not hardware.gpus():
         pytest.skip("no GPU here")
     if reason := engine.lacks() or engines.available("mpi"):
         pytest.skip(reason)
-    ranks = min(2, processors.gpus()) if engine.on_gpus else 2
+    ranks = min(2, hardware.gpus()) if engine.on_gpus else 2
     command = [*launch_command(ranks)[0], sys.executable, str(PROGRAM), name]
     done = subprocess.run(command, env=environment(1), capture_output=True, text=True, timeout=120)
     assert done.returncode == 0, done.stdout + done.stderr
@@ -98,7 +98,7 @@ def test_progress_threads_count_as_busy_cores():
 )
 def test_gpus_follow_cuda_visible_devices(monkeypatch, given, count):
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", given)
-    assert processors.gpus() == count
+    assert hardware.gpus() == count
 
 
 def test_missing_engine_names_the_command_that_adds_it(monkeypatch):

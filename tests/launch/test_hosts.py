@@ -13,7 +13,7 @@ from scalebench.launch.hosts import Allocation, Host
 from scalebench.launch.planning import beyond_the_slots
 from scalebench.launch.processes import launch_command
 from scalebench.study.spec import Study
-from scalebench.system import processors
+from scalebench.system import hardware
 from tests.conftest import needs_mpi
 
 
@@ -58,7 +58,7 @@ def test_where_nothing_speaks_of_hosts_this_one_is_taken_without_asking(monkeypa
     for name in hosts.SPEAK_OF_HOSTS:
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setattr(hosts, "_ask", lambda *_: pytest.fail("asked"))
-    monkeypatch.setattr(processors, "cores", lambda: 16)
+    monkeypatch.setattr(hardware, "cores", lambda: 16)
     assert hosts.reachable().cores == hosts.reachable().slots == 16
 
 

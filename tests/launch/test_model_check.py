@@ -65,7 +65,7 @@ def plan_of(**values):
 
 @pytest.fixture
 def machine_of(monkeypatch):
-    monkeypatch.setattr(model_check.processors, "gpus", lambda: 0)
+    monkeypatch.setattr(model_check.hardware, "gpus", lambda: 0)
     return lambda gib: monkeypatch.setattr(model_check, "usable_memory_mib", lambda: gib * 1024)
 
 
@@ -89,7 +89,7 @@ def test_real_workers_count_by_node_unless_they_train_on_gpus(machine_of, monkey
     machine_of(1)
     (note,) = model_check.memory_notes(plan, GIB, lambda run: 3 * GIB)
     assert "(native)" in note
-    monkeypatch.setattr(model_check.processors, "gpus", lambda: 2)
+    monkeypatch.setattr(model_check.hardware, "gpus", lambda: 2)
     assert model_check.memory_notes(plan, GIB, lambda run: 3 * GIB) == []
 
 

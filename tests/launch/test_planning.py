@@ -12,7 +12,7 @@ from scalebench.launch import hosts, planning, sweep
 from scalebench.launch.hosts import Allocation
 from scalebench.launch.planning import plan_study
 from scalebench.study.load import load_study
-from scalebench.system import processors
+from scalebench.system import hardware
 from tests.conftest import needs_mpi
 
 VIRTUAL = {"dataset": "wine", "workers": "1,2", "strategies": ["allreduce"], "execution": "virtual"}
@@ -85,7 +85,7 @@ def test_real_runs_that_check_virtual_ones_take_90_seconds_outside_of_jobs(monke
 
 
 def test_oversubscribed_points_are_noted_with_reasons(monkeypatch):
-    monkeypatch.setattr(processors, "cores", lambda: 2)
+    monkeypatch.setattr(hardware, "cores", lambda: 2)
     monkeypatch.setattr(engines, "available", lambda name, **_: None if name != "nccl" else "none here")
     (note,) = [note for note in notes(["serial", "allreduce", "ddp"], "1,2") if "oversubscribed" in note]
     assert note == (

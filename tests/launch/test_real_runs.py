@@ -24,7 +24,7 @@ from scalebench.launch.real_runs import RealRuns, warm_ups
 from scalebench.launch.sweep import is_oversubscribed
 from scalebench.native.heartbeat import Phase, read_heartbeats
 from scalebench.study.spec import Component, Run
-from scalebench.system import processors
+from scalebench.system import hardware
 from tests.conftest import needs_mpi
 
 FAULTY = Path(__file__).parent / "models" / "faulty.py"
@@ -258,7 +258,7 @@ def test_background_load_is_recorded(tmp_path):
     if reason := engines.available("mpi"):
         pytest.skip(reason)
     spin = [sys.executable, "-c", "while True: pass"]
-    strangers = [subprocess.Popen(spin) for _ in range(processors.cores())]
+    strangers = [subprocess.Popen(spin) for _ in range(hardware.cores())]
     try:
         found = Recorder([make_run("beside strangers", epochs=60)], tmp_path)
     finally:
@@ -332,7 +332,7 @@ def test_completed_run_has_all_times_and_counts(swept):
     assert min(worker.wait_s for worker in outcome.workers) < max(worker.train_s for worker in outcome.workers) / 2
     assert [evaluation.epoch for evaluation in outcome.evaluations] == [0, 1]
     assert outcome.facts.nodes == 1
-    assert is_oversubscribed(make_run("before")) is (processors.cores() < 2)
+    assert is_oversubscribed(make_run("before")) is (hardware.cores() < 2)
     assert swept.outcomes["alone"].workers[0].wait_s == 0.0
 
 
@@ -360,7 +360,7 @@ def test_missing_mpirun_names_the_command_that_adds_it(tmp_path, monkeypatch):
 
 
 def test_ranks_are_bound_while_cores_suffice(monkeypatch):
-    monkeypatch.setattr(processors, "physical_cores", lambda: 4)
+    monkeypatch.setattr(hardware, "physical_cores", lambda: 4)
     assert launch_command(4)[1] == "core"
     assert launch_command(2, threads=2)[1] == "core:2"
     assert launch_command(2, progress_threads=1)[1] == "core:2"  # room for the thread that moves bytes

@@ -11,7 +11,7 @@ from scalebench.errors import ClusterError, EngineError, StudyError
 from scalebench.launch.hosts import Allocation, Host
 from scalebench.launch.sweep import expand
 from scalebench.study.spec import Study
-from scalebench.system import processors
+from scalebench.system import hardware
 
 
 @pytest.fixture(autouse=True)
@@ -155,7 +155,7 @@ def test_virtual_runs_are_charged_by_the_named_engine_if_able():
 def test_nccl_needs_one_gpu_per_worker(monkeypatch):
     monkeypatch.delenv("SLURM_JOB_ID", raising=False)
     monkeypatch.setattr(engines, "available", lambda name, **_: None)
-    monkeypatch.setattr(processors, "gpus", lambda: 4)
+    monkeypatch.setattr(hardware, "gpus", lambda: 4)
     four = Allocation(tuple(replace(host, gpus=4) for host in FOUR_CORES.hosts))
     study = {"strategies": ["allreduce", "ddp", "asp"], "workers": "1,2,4,8"}
     native = {point[1:] for point in points(sweep(four, **study, execution="auto").runs) if point[0] == "native"}
@@ -163,7 +163,7 @@ def test_nccl_needs_one_gpu_per_worker(monkeypatch):
     assert {engine for engine, strategy, _ in native if strategy == "asp"} == {"mpi"}
     with pytest.raises(EngineError, match=r"ddp: engine nccl .*GPU .*4 for 8; use"):
         sweep(**study | {"strategies": ["ddp"]}, execution="native")
-    monkeypatch.setattr(processors, "gpus", lambda: 1)
+    monkeypatch.setattr(hardware, "gpus", lambda: 1)
     assert "nccl" not in {point[1] for point in points(sweep(**study, execution="auto").runs)}, "it would be alone"
     with pytest.raises(EngineError, match=r"1 for 8; use --workers 1\.\.1, .*--engine gloo"):
         sweep(**study | {"strategies": ["ddp"]}, execution="native", engine="nccl")

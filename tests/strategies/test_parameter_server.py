@@ -312,5 +312,5 @@ def test_several_servers_run_on_real_ranks_too(monkeypatch):
     options = {"strategies": [{"bsp": {"shards": 4}}], "workers": "2", "execution": "native"}
     sweep = expand(Study.model_validate(options), load_cluster("this-machine"))
     assert [server_ranks(run) for run in sweep.runs] == [2] * len(sweep.runs)  # no more than workers
-    monkeypatch.setattr("scalebench.system.processors.cores", lambda: 3)
+    monkeypatch.setattr("scalebench.system.hardware.cores", lambda: 3)
     assert is_oversubscribed(sweep.runs[0])  # 2 workers and 2 servers want 4 cores

@@ -10,7 +10,7 @@ from scalebench.analysis.diagnosis.symptom import NATIVE, Symptom, run_ids, work
 from scalebench.analysis.loading import Results, cells_in
 from scalebench.formatting import counted, listed, share
 from scalebench.study.cell import in_words
-from scalebench.system.processors import core_list, cores_in
+from scalebench.system.hardware import core_list, cores_in
 
 _SHOWN = 3  # placements in a sentence
 _UNBOUND = "none"  # in the column `binding`

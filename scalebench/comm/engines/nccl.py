@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from scalebench.comm.base import Capability
 from scalebench.comm.engines.base import WITH_GROUPS, Engine, Place, folder_of
-from scalebench.system import processors
+from scalebench.system import hardware
 
 if TYPE_CHECKING:
     from scalebench.comm.native import NativeCommunicator
@@ -32,7 +32,7 @@ class Nccl(Engine):
         if not here:
             return None
         driver = Path("/proc/driver/nvidia/version").exists() or Path("/dev/nvidiactl").exists()
-        if not driver or not processors.gpus():
+        if not driver or not hardware.gpus():
             return "no NVIDIA GPU here; use --engine gloo, or run where there is one"
         return None
 

@@ -12,7 +12,7 @@ from collections.abc import Iterator, Sequence
 from scalebench.comm.launchers import mpirun
 from scalebench.comm.launchers.base import Launcher, Placement, ReportedEnd
 from scalebench.errors import EngineError
-from scalebench.system.processors import cores_with_threads
+from scalebench.system.hardware import cores_with_threads
 
 _ENDED = re.compile(r"^scalebench: rank (\d+) (?:was ended by signal (\d+)|exited with code \d+)$", re.MULTILINE)
 

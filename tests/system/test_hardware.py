@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from scalebench.system.processors import core_list, cores_in
+from scalebench.system.hardware import core_list, cores_in
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""The cores and GPUs that this process may use."""
+"""The cores, GPUs and memory that this process may use."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from collections.abc import Collection
 from itertools import takewhile
 from pathlib import Path
 
+_ROOT = Path("/")
 _CPUS = Path("/sys/devices/system/cpu")
 _GPU = re.compile(r"\d+|(GPU|MIG)-[\w/-]+")  # as CUDA_VISIBLE_DEVICES names one
 
@@ -61,3 +62,23 @@ def cores_in(text: str) -> frozenset[int]:
     """Return the core numbers that `core_list` wrote."""
     ends = [[int(end) for end in each.split("-")] for each in text.split(",") if each]
     return frozenset(core for first, *last in ends for core in range(first, (last or [first])[0] + 1))
+
+
+def memory_mib() -> int:
+    """Physical memory."""
+    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // 2**20
+
+
+def memory_limit_mib(root: Path = _ROOT) -> int | None:
+    """Return the memory limit of the container or batch job; None without a limit."""
+    try:
+        limit = (root / "sys/fs/cgroup/memory.max").read_text(encoding="ascii").strip()
+    except (OSError, UnicodeDecodeError):
+        return None
+    return int(limit) // 2**20 if limit.isdigit() else None
+
+
+def usable_memory_mib() -> int:
+    """Return the smaller of physical memory and memory limit."""
+    limit = memory_limit_mib()
+    return memory_mib() if limit is None else min(memory_mib(), limit)
