@@ -14,8 +14,7 @@ from typing import Any, ClassVar, Generic, TypeVar
 from pydantic import ValidationError
 
 from scalebench.errors import UsageError, nearest
-from scalebench.study.validation import StrictModel
-from scalebench.study.validation_errors import find_faults
+from scalebench.study.validation import StrictModel, find_faults
 
 
 class Choice(StrictModel):

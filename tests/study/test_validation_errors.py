@@ -13,8 +13,7 @@ from scalebench.launch.planning import plan_study
 from scalebench.strategies import registry
 from scalebench.study.load import load_study
 from scalebench.study.spec import Component
-from scalebench.study.validation import StrictModel
-from scalebench.study.validation_errors import find_faults
+from scalebench.study.validation import StrictModel, find_faults
 from scalebench.training.optimizers import check_optimizer
 
 
