@@ -129,7 +129,7 @@ def run(
         StudyError: a key is unknown or has a wrong value; nothing was run.
         KeyboardInterrupt: the kernel was interrupted. What was completed is kept, and the same call goes on.
     """
-    from scalebench.cli.progress import watching
+    from scalebench.cli.live_progress import watching
     from scalebench.launch.planning import plan_study
     from scalebench.launch.study_run import run_study
     from scalebench.study.load import load_study

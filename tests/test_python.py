@@ -150,7 +150,7 @@ def test_interrupted_run_is_an_interrupted_cell(tmp_path, monkeypatch) -> None:
     def stop(*_: object) -> None:
         signal.raise_signal(signal.SIGINT)
 
-    monkeypatch.setattr("scalebench.cli.progress.Watcher.ended", stop)
+    monkeypatch.setattr("scalebench.cli.live_progress.Watcher.ended", stop)
     with pytest.raises(KeyboardInterrupt):
         scalebench.run(SMALL, workers="1..4", strategies=["allreduce"], repetitions=8, **ON)
     assert 0 < len(scalebench.load("results/small").runs) < 24

@@ -16,7 +16,7 @@ from scalebench.formatting import counted
 from scalebench.launch.hosts import Allocation
 from scalebench.launch.planning import StudyPlan
 from scalebench.launch.sweep import Sweep
-from scalebench.native.job import server_ranks
+from scalebench.native.job_files import server_ranks
 from scalebench.study.spec import Run
 from scalebench.study.validation import StrictModel
 

@@ -16,7 +16,7 @@ from scalebench.comm.launchers import mpirun
 from scalebench.errors import EngineError
 from scalebench.formatting import counted
 from scalebench.records.builds import TRANSPORTS
-from scalebench.records.machine import cpu_model
+from scalebench.records.node_facts import cpu_model
 from scalebench.system import hardware
 from scalebench.system.atomic_write import cache_folder
 from scalebench.system.background_load import BackgroundLoad

@@ -25,8 +25,8 @@ from scalebench.strategies import registry
 from scalebench.study.spec import Run
 from scalebench.training.loop import train
 from scalebench.training.reference_step import Gauge
-from scalebench.virtual.clock import VirtualClock
 from scalebench.virtual.engine import Simulation
+from scalebench.virtual.virtual_clock import VirtualClock
 
 _T = TypeVar("_T")
 _STEPS = 16  # of an epoch

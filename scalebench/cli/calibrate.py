@@ -71,7 +71,7 @@ def calibrate(
     command goes on with what is missing; further sizes (--batch) are added to the file.
     """
     from scalebench.calibration.charging import calibrate as measure
-    from scalebench.cli.progress import watching
+    from scalebench.cli.live_progress import watching
     from scalebench.cluster.fitting import fit_engine
     from scalebench.comm import engines
     from scalebench.launch.calibrating import request_of

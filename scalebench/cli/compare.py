@@ -70,7 +70,7 @@ def compare(
     """
     from scalebench.analysis import load
     from scalebench.analysis.verdicts import compare_strategies, compare_studies
-    from scalebench.cli.comparison import comparison_facts, comparison_table
+    from scalebench.cli.compare_table import comparison_facts, comparison_table
 
     if b is None:
         if len(strategies) != 2:

@@ -24,7 +24,7 @@ def horovod(force: bool, cache: Path | None) -> None:
     The first time it is built from the registry's source, which takes some minutes. The wheel is kept, keyed by
     PyTorch, Python, MPI and compiler, and installs in seconds from then on, in other environments too.
     """
-    from scalebench.install.horovod import install_horovod
+    from scalebench.install.horovod_build import install_horovod
 
     quiet, stages = verbosity() < 0, set[str]()
 

@@ -47,7 +47,7 @@ def recalibrate(
     trained again. Losses and metrics stay. By a calibration the rows are further attempts: the latest attempt counts.
     """
     start_forkserver()  # imports torch while this process does
-    from scalebench.cli.progress import watching
+    from scalebench.cli.live_progress import watching
     from scalebench.cli.run_common import enter_first_folder
     from scalebench.launch.planning import plan_study
     from scalebench.launch.recalibration import plan_charged_by

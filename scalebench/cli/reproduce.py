@@ -92,7 +92,7 @@ def _reproduce(
     paper: Paper, figure: str | None, scale: str, data_dir: Path | None, results: Path, output: Path, jobs: int | None
 ) -> int:
     """Run studies of `paper`, write its page, and return the exit code as `run` has it."""
-    from scalebench.cli.progress import watching
+    from scalebench.cli.live_progress import watching
     from scalebench.launch.planning import plan_study
     from scalebench.launch.study_run import run_study
 
@@ -114,7 +114,7 @@ def _reproduce(
 
 def _write(paper: Paper, studies: list[str], scale: str, results: Path, output: Path) -> None:
     """Write the page of `paper` from the rows of those of its `studies` that have any; print the verdict and where."""
-    from scalebench.papers.page import write_page
+    from scalebench.papers.paper_page import write_page
 
     page = write_page(paper, paper.load(studies, scale, results), scale, output)
     click.echo(f"{paper.name}: {page.verdict}")

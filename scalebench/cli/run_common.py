@@ -10,8 +10,8 @@ from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING
 
+from scalebench.cli.live_progress import watching
 from scalebench.cli.options import verbosity
-from scalebench.cli.progress import watching
 from scalebench.errors import ScalebenchError
 from scalebench.formatting import counted
 

@@ -18,7 +18,7 @@ from scalebench.tables.table import CHANGE, COUNT, SHARE, TIME_ALONE, TWO_DIGITS
 if TYPE_CHECKING:
     import pandas as pd
 
-    from scalebench.validation.prediction import Overheads
+    from scalebench.validation.held_out import Overheads
 
 
 @click.command()
@@ -57,7 +57,7 @@ def validate(
     scalebench validate results/my-study --output plots/validation
     scalebench validate --published experiments/published/scaling.csv --output plots/published
     """
-    from scalebench.validation.errors import with_errors
+    from scalebench.validation.prediction_errors import with_errors
 
     if published is not None and (results or calibration is not None):
         raise UsageError("--published is a file of others' measurements: leave RESULTS and --calibration out")
@@ -104,11 +104,11 @@ def _plans(file: Path) -> Table | None:
 
 
 def _published(file: Path) -> tuple[pd.DataFrame, list[str]]:
+    from scalebench.validation.held_out import predict_published
     from scalebench.validation.measurements import read_published
     from scalebench.validation.megatron import is_megatron, predict_megatron, rank_correlations, read_megatron
     from scalebench.validation.pipelines import is_pipelines, predict_pipelines, read_pipelines
     from scalebench.validation.placements import is_placements, predict_placements, read_placements
-    from scalebench.validation.prediction import predict_published
 
     if is_placements(file):
         placements = read_placements(file)
@@ -151,7 +151,7 @@ def _runs(results: tuple[Path, ...], calibration: Path | None) -> tuple[pd.DataF
 
 
 def _tables(errors: pd.DataFrame) -> Iterator[Table]:
-    from scalebench.validation.errors import error_by_distance, error_by_source
+    from scalebench.validation.prediction_errors import error_by_distance, error_by_source
 
     known: dict[str, Column[Any]] = {
         "source": Column("source", text("source"), left=True),
@@ -172,7 +172,7 @@ def _tables(errors: pd.DataFrame) -> Iterator[Table]:
 
 
 def _order(errors: pd.DataFrame) -> str:
-    from scalebench.validation.errors import CLEARLY, pairs_in_order
+    from scalebench.validation.prediction_errors import CLEARLY, pairs_in_order
 
     right, pairs = pairs_in_order(errors)
     differ = f"strategies that differ by more than {share(CLEARLY)}"

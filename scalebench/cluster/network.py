@@ -26,7 +26,7 @@ from scalebench.cluster.collectives import (
     sharded_server,
     tree,
 )
-from scalebench.cluster.nccl import nccl
+from scalebench.cluster.nccl_tuning import nccl
 from scalebench.cluster.operation import Kind, Members, Operation
 from scalebench.cluster.spec import Cluster
 from scalebench.errors import ClusterError, nearest

@@ -17,10 +17,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from scalebench.data.dataset import Dataset
+from scalebench.data.ds_tensor import DsTensor, Ints
 from scalebench.data.layout import cut
 from scalebench.data.partition import PARTITIONS, sizes_by_speed
 from scalebench.data.shuffle import MOVING, PairwiseRounds
-from scalebench.data.tensor import DsTensor, Ints
 from scalebench.errors import DataError
 from scalebench.study.spec import Component, Training
 

@@ -9,9 +9,9 @@ import torch
 from torch import Tensor
 
 from scalebench.data.dataset import Dataset
+from scalebench.data.ds_tensor import DsTensor, Ints
 from scalebench.data.exchange import Exchange, moved
 from scalebench.data.plan import BatchPlan
-from scalebench.data.tensor import DsTensor, Ints
 from scalebench.errors import RunError
 
 

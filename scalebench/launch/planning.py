@@ -21,10 +21,10 @@ from scalebench.formatting import Detail, counted
 from scalebench.launch.engine_choice import in_job
 from scalebench.launch.hosts import Allocation, reachable
 from scalebench.launch.sweep import Sweep, expand, is_oversubscribed, strategy_warnings
-from scalebench.launch.tuning import trials_of
+from scalebench.launch.trials import trials_of
 from scalebench.models.pinning import pinned
 from scalebench.models.registry import check_model, model_notes
-from scalebench.native.job import server_ranks
+from scalebench.native.job_files import server_ranks
 from scalebench.strategies import registry
 from scalebench.strategies.parts import with_default_batch
 from scalebench.study.heterogeneity import SlowLinks

@@ -31,7 +31,7 @@ from scalebench.launch.calibrating import request_of
 from scalebench.launch.planning import StudyPlan, plan_study
 from scalebench.launch.reporting import Reporter
 from scalebench.launch.study_run import StudyRun
-from scalebench.launch.tuning import with_chosen
+from scalebench.launch.trials import with_chosen
 from scalebench.pricing.machine import Machine
 from scalebench.records.folder import CALIBRATION, EPOCHS, PLANNED, PROVENANCE, RUNS, STUDY
 from scalebench.records.lock import folder_lock

@@ -35,7 +35,7 @@ from scalebench.launch.reporting import Reporter, Tally
 from scalebench.launch.sweep import is_oversubscribed, is_simulated
 from scalebench.launch.traffic import TrafficCheck
 from scalebench.launch.work import Ended, Stage, Work, WorkQueue
-from scalebench.native.job import HEARTBEATS
+from scalebench.native.job_files import HEARTBEATS
 from scalebench.pricing.charges import carrier
 from scalebench.records.attempts import Attempts
 from scalebench.records.folder import CALIBRATION, EPOCHS, PLANNED, RUNS, STUDY, require_writable
@@ -47,7 +47,7 @@ from scalebench.records.store import Store
 from scalebench.records.study_file import keep_study, replace_study, require_same
 from scalebench.study.cell import group_of
 from scalebench.study.spec import Run
-from scalebench.study.tuning import RESULTS_OF_A_TRIAL
+from scalebench.study.tune import RESULTS_OF_A_TRIAL
 from scalebench.system import hardware
 from scalebench.system.atomic_write import write_atomic
 from scalebench.system.background_load import BackgroundLoad, disturbed, own_and_children_s

@@ -17,7 +17,7 @@ from scalebench.errors import ModelError, StudyError
 from scalebench.formatting import Detail
 from scalebench.launch.engine_choice import charged_engine, check_provided, native_points
 from scalebench.launch.hosts import Allocation, reachable, this_host
-from scalebench.native.job import server_ranks
+from scalebench.native.job_files import server_ranks
 from scalebench.strategies import registry
 from scalebench.strategies.base import Setting
 from scalebench.study.choices import VIRTUAL, Execution

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 from scalebench.launch.stopping_rule import StoppingRule
 from scalebench.launch.sweep import Sweep
-from scalebench.launch.tuning import with_chosen
+from scalebench.launch.trials import with_chosen
 from scalebench.study.spec import Run
 
 if TYPE_CHECKING:

@@ -19,7 +19,7 @@ from pathlib import Path
 from scalebench.comm.launchers.base import Launcher
 from scalebench.comm.launchers.choice import named
 from scalebench.native.heartbeat import Beat, Phase, is_stopped, read_heartbeats
-from scalebench.native.job import REFUSED, Death
+from scalebench.native.job_files import REFUSED, Death
 
 _LOST = re.compile(r"daemon.*?(?:Remote host:|Remote daemon:.*? on node|daemon on node) (\S+)")
 _HUNG_UP = re.compile(r"Local host: (\S+) Local PID: \d+ Peer host: (\S+)")

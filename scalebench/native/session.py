@@ -26,7 +26,7 @@ from scalebench.data.plan import BatchPlan
 from scalebench.errors import ClusterError, DivergedError, EngineError
 from scalebench.native.energy import Joules, Meter, total
 from scalebench.native.heartbeat import Heartbeat, Phase
-from scalebench.native.job import Job
+from scalebench.native.job_files import Job
 from scalebench.native.laps import ClockOffset, TracedClock, TracedPacedClock, align, clock_offsets
 from scalebench.native.processor import (
     Cores,
@@ -54,8 +54,8 @@ from scalebench.training.replica import Replica
 if TYPE_CHECKING:  # imported where they are used: they would initialise MPI, which a rendezvous does without
     from mpi4py import MPI
 
+    from scalebench.comm.one_sided import OneSidedState
     from scalebench.comm.server import RankServer
-    from scalebench.comm.shared import OneSidedState
 
 
 class Session:
@@ -299,7 +299,7 @@ class _Opened:
     def state(self, initial: Tensor, host: int) -> SharedState:
         """Open a state that all ranks read and write, in the memory of the rank `host`."""
         from scalebench.comm.mpi import MpiCommunicator
-        from scalebench.comm.shared import OneSidedState
+        from scalebench.comm.one_sided import OneSidedState
 
         assert isinstance(self._comm, MpiCommunicator)
         state = OneSidedState(self._comm, initial, host)

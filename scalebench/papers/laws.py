@@ -28,9 +28,9 @@ from scalebench.pricing.what_if import Axis, Plane, what_if
 from scalebench.study.spec import Component
 from scalebench.study.validation import StrictModel, read_as
 from scalebench.system.bounded_read import read_bytes
-from scalebench.validation.errors import with_errors
+from scalebench.validation.held_out import predict_published
 from scalebench.validation.measurements import read_published
-from scalebench.validation.prediction import predict_published
+from scalebench.validation.prediction_errors import with_errors
 
 # In the column `study`: ours follows from the paper's entries.csv; from its rows.csv; from the rows of all sources.
 ENTRIES, ROWS, PUBLISHED_ROWS = "entries", "rows", "published"

@@ -18,7 +18,7 @@ from scalebench.cluster.operation import Kind
 from scalebench.comm.base import BETWEEN_STAGES
 from scalebench.errors import RunError, ScalebenchError
 from scalebench.pricing.charges import Charges, Floats, Machines
-from scalebench.pricing.collectives import Collectives, Meeting, expected_largest
+from scalebench.pricing.meetings import Collectives, Meeting, expected_largest
 from scalebench.pricing.overlap import hidden_s
 from scalebench.pricing.program import Compute, Program, Step, programs_of
 from scalebench.pricing.queues import Queue

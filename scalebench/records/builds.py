@@ -15,7 +15,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from scalebench.records.machine import output_of, text_of
+from scalebench.records.node_facts import output_of, text_of
 
 TRANSPORTS = ("mpi4py", "openmpi", "horovod")  # packages that move the bytes of native engines, beside torch
 _HOROVOD_FRAMEWORKS = {"TensorFlow": "tensorflow", "PyTorch": "torch", "MXNet": "mxnet"}

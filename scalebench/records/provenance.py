@@ -16,7 +16,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from scalebench.records import builds, machine
+from scalebench.records import builds, node_facts
 from scalebench.records.credentials import MASK, SHORTEST_WORD, SWITCHES, is_private, is_secret, mask, mask_assigned
 from scalebench.system.hardware import memory_mib
 
@@ -57,7 +57,7 @@ def collect(environment: Mapping[str, str] = os.environ) -> dict[str, Any]:
         **builds.git(),
         "scheduler_job_id": next((environment[name] for name in JOB_IDS if name in environment), None),
         "python": platform.python_version(),
-        "container": machine.container(environment),
+        "container": node_facts.container(environment),
         "mpi": builds.mpi(),
         "mpi_build": builds.mpi_build(),
         "horovod": builds.horovod(),
@@ -77,17 +77,17 @@ def describe_node(environment: Mapping[str, str] = os.environ, pid: int = 0) -> 
     facts = {
         "host_hash": host_hash(),
         "platform": f"{platform.system()} {platform.release()} {platform.machine()}",
-        "cpu": machine.cpu(pid=pid),
+        "cpu": node_facts.cpu(pid=pid),
         "memory_mib": memory_mib(),
-        "gpus": machine.gpus(),
-        "network": machine.network(),
+        "gpus": node_facts.gpus(),
+        "network": node_facts.network(),
     }
     return {name: _redacted(value, environment) for name, value in facts.items()}
 
 
 def host_hash() -> str:
     """Return a hash that identifies this node without naming it."""
-    return _digest(platform.node(), machine.cpu_model(), str(os.cpu_count()))
+    return _digest(platform.node(), node_facts.cpu_model(), str(os.cpu_count()))
 
 
 def as_json(facts: Mapping[str, Any]) -> str:

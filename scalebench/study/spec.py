@@ -20,7 +20,7 @@ from pydantic import (
 from scalebench.study.choices import BASELINES, VIRTUAL, EngineName, Execution, LauncherName
 from scalebench.study.heterogeneity import VirtualOptions
 from scalebench.study.parsing import Share, parse_workers
-from scalebench.study.tuning import Tune, unknown_key
+from scalebench.study.tune import Tune, unknown_key
 from scalebench.study.validation import StrictModel
 
 SIMULATED = ("virtual", "modelled")  # executions whose time is a price

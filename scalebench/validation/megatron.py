@@ -35,8 +35,8 @@ from scalebench.pricing.devices import Roofline
 from scalebench.strategies.parts import scheduled
 from scalebench.study.choices import NCCL
 from scalebench.training.stage import most_kept
-from scalebench.validation.errors import predictions_of
 from scalebench.validation.measurements import has_columns, read_csv, records, require_positive, stated_cluster
+from scalebench.validation.prediction_errors import predictions_of
 from scalebench.validation.transformer_block import (
     Gpt,
     block_kernels,

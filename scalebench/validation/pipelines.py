@@ -22,8 +22,8 @@ from scalebench.pricing.platform import Platform
 from scalebench.pricing.prediction import Case, Predictor, Workload
 from scalebench.pricing.uncertainty import cases_at_ends, interval, seconds_at_ends, uncertainty_of
 from scalebench.study.spec import Component
-from scalebench.validation.errors import predictions_of
 from scalebench.validation.measurements import has_columns, linked, read_csv, records, require_positive
+from scalebench.validation.prediction_errors import predictions_of
 
 COLUMNS = (
     "series",

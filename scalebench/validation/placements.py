@@ -20,8 +20,8 @@ from numpy.typing import NDArray
 
 from scalebench.cluster.fitting import PER_DOUBLING, LinkFit, Transfer, fit_links
 from scalebench.errors import ResultsError
-from scalebench.validation.errors import predictions_of
 from scalebench.validation.measurements import has_columns, read_csv, records, require_positive
+from scalebench.validation.prediction_errors import predictions_of
 
 COLUMNS = ("model", "placement", "nodes", "replicas", "local_batch", "step_time_s", "sync_time_s")
 _LEAST_PLACEMENTS = 3  # of which latency and bandwidth are fitted

@@ -40,7 +40,7 @@ from scalebench.records.folder import CALIBRATION, STUDY
 from scalebench.study.cell import PLACE, SERIES
 from scalebench.study.load import load_study
 from scalebench.study.spec import Run
-from scalebench.validation.errors import predictions_of
+from scalebench.validation.prediction_errors import predictions_of
 from scalebench.virtual.engine import model_time
 
 _UNEXPLAINED = 0.01  # least standard deviation of ln T of a point; an assumption

@@ -26,7 +26,7 @@ from scalebench.data.plan import BatchPlan
 from scalebench.errors import in_one_line
 from scalebench.models.attributes import equal_attributes, module_attributes
 from scalebench.models.flat import Memory, views
-from scalebench.records.machine import cpu_model
+from scalebench.records.node_facts import cpu_model
 from scalebench.strategies.allreduce import GradientAveraging
 from scalebench.strategies.base import Batch, Worker
 from scalebench.study.spec import BY_LAYER, Run

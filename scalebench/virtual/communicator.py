@@ -18,8 +18,8 @@ from scalebench.comm.simulated import Effect, SimulatedCommunicator, reduce_tens
 from scalebench.comm.wire import wire_bytes
 from scalebench.errors import RunError
 from scalebench.pricing.costs import Costs
-from scalebench.virtual.clock import VirtualClock
 from scalebench.virtual.scheduler import Group, Rendezvous, Scheduler
+from scalebench.virtual.virtual_clock import VirtualClock
 
 _T = TypeVar("_T")
 ExchangeLap = tuple[float, float, float]  # (end, seconds of waiting, those of the message) of an exchange

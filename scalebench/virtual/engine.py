@@ -27,12 +27,12 @@ from scalebench.training.replica import Replica
 from scalebench.virtual import lock_step
 from scalebench.virtual.arithmetic import Choice, choose, drawn_in_a_step, train_one_for_all
 from scalebench.virtual.batched import Batched, BatchedReplica
-from scalebench.virtual.clock import ModelledClock, RecordingVirtualClock, VirtualClock
 from scalebench.virtual.communicator import VirtualCommunicator
 from scalebench.virtual.lock_step import Prepared, Trace, Weights
 from scalebench.virtual.recorded import RecordedReplica
 from scalebench.virtual.scheduler import Group, Scheduler
 from scalebench.virtual.shared import HostedState, Hosts
+from scalebench.virtual.virtual_clock import ModelledClock, RecordingVirtualClock, VirtualClock
 
 _T = TypeVar("_T")
 _WORTH_RECORDING = 100  # steps, from which recording a gradient saves time

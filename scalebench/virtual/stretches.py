@@ -10,7 +10,7 @@ from torch import Tensor
 
 from scalebench.strategies.base import Batch
 from scalebench.training.replica import Replica
-from scalebench.virtual.clock import VirtualClock
+from scalebench.virtual.virtual_clock import VirtualClock
 
 
 class Epoch:

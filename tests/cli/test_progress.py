@@ -8,7 +8,7 @@ import pytest
 from rich.console import Console
 from rich.progress import Progress
 
-from scalebench.cli.progress import Watcher
+from scalebench.cli.live_progress import Watcher
 from scalebench.formatting import Detail
 from scalebench.training.outcome import Outcome
 
@@ -83,7 +83,7 @@ def test_three_notes_stand_before_the_first_run():
 
 
 def test_verbose_shows_every_note(monkeypatch):
-    monkeypatch.setattr("scalebench.cli.progress.verbosity", lambda: 1)
+    monkeypatch.setattr("scalebench.cli.live_progress.verbosity", lambda: 1)
     assert notes_of(["one", Detail("how"), "two", "three", "four"])[1] == "note: how"
 
 

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from scalebench.cluster.collectives import SHORT_MESSAGE, Level, server
 from scalebench.cluster.load import cluster_names, load_cluster
-from scalebench.cluster.nccl import nccl_choice
+from scalebench.cluster.nccl_tuning import nccl_choice
 from scalebench.cluster.network import ALLREDUCE, Network, place
 from scalebench.cluster.operation import Kind, Operation
 from scalebench.cluster.spec import Cluster, Congestion

@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from scalebench.data.ds_tensor import DsTensor
 from scalebench.data.layout import cut
 from scalebench.data.shuffle import SHUFFLES
-from scalebench.data.tensor import DsTensor
 from scalebench.errors import DataError
 
 

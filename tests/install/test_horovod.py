@@ -16,8 +16,8 @@ from click.testing import CliRunner
 
 from scalebench.cli.main import main
 from scalebench.errors import EngineError
-from scalebench.install import horovod, wheels
-from scalebench.install.horovod import BuildError, build_environment, check_horovod, install_horovod
+from scalebench.install import horovod_build, wheels
+from scalebench.install.horovod_build import BuildError, build_environment, check_horovod, install_horovod
 from scalebench.install.wheels import default_cache, find_toolchain, find_wheel, relative_runpath, store_wheel
 from tests.conftest import needs_mpi
 
@@ -104,7 +104,7 @@ def test_failing_compiler_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_failing_pip_names_the_last_error_and_the_log(tmp_path: Path) -> None:
     log = tmp_path / "logs" / "build.log"
     with pytest.raises(BuildError, match=r"pip install failed: ERROR: .*no_such_folder.*; its log is .*build\.log"):
-        horovod._pip(["install", "--no-index", "./no_such_folder"], os.environ.copy(), log)
+        horovod_build._pip(["install", "--no-index", "./no_such_folder"], os.environ.copy(), log)
     assert "no_such_folder" in log.read_text()
 
 
@@ -117,8 +117,9 @@ def test_last_error_skips_noise() -> None:
     ERROR: Failed building wheel for horovod
     error: subprocess-exited-with-error: hard luck
     """
-    assert horovod._last_error(log) == "mpi_ops.cc:12:10: fatal error: torch/extension.h: No such file or directory"
-    assert horovod._last_error("nothing\nat all\n") == "at all"
+    found = horovod_build._last_error(log)
+    assert found == "mpi_ops.cc:12:10: fatal error: torch/extension.h: No such file or directory"
+    assert horovod_build._last_error("nothing\nat all\n") == "at all"
 
 
 def test_horovod_that_does_not_load_is_an_error(tmp_path: Path) -> None:
@@ -136,7 +137,7 @@ def test_check_horovod_sums_over_two_processes() -> None:
 
 def test_wheel_works_in_a_second_environment(tmp_path: Path) -> None:
     """Every file of this environment is linked into another one, which then loads nothing from this one."""
-    wheel = find_wheel(default_cache() / f"horovod-{horovod.VERSION}" / HERE.key)
+    wheel = find_wheel(default_cache() / f"horovod-{horovod_build.VERSION}" / HERE.key)
     if wheel is None:
         pytest.skip("no cached wheel of this toolchain; run: scalebench install horovod")
     second = tmp_path / "second"
@@ -176,7 +177,7 @@ def test_two_installs_at_once_build_one_after_the_other(tmp_path: Path) -> None:
     program = """if True:
         import sys, time
         from pathlib import Path
-        from scalebench.install import horovod
+        from scalebench.install import horovod_build
         from scalebench.install.wheels import store_wheel
 
         folder, name = Path(sys.argv[1]), sys.argv[2]
@@ -192,10 +193,10 @@ def test_two_installs_at_once_build_one_after_the_other(tmp_path: Path) -> None:
             (folder / f"{name}.whl").write_text("a wheel")
             return store_wheel(folder / f"{name}.whl", place)
 
-        horovod._build = build
-        horovod._pip = lambda command, *_: note(Path(command[-1]).name)
-        horovod.check_horovod = lambda mpirun: ""
-        horovod.install_horovod(cache=folder / "cache", progress=lambda line: "waiting" in line and note(line))
+        horovod_build._build = build
+        horovod_build._pip = lambda command, *_: note(Path(command[-1]).name)
+        horovod_build.check_horovod = lambda mpirun: ""
+        horovod_build.install_horovod(cache=folder / "cache", progress=lambda line: "waiting" in line and note(line))
     """
     command = [sys.executable, "-c", program, str(tmp_path)]
     first = subprocess.Popen([*command, "first"])

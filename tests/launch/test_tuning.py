@@ -12,7 +12,7 @@ from scalebench.analysis.tuning import chosen
 from scalebench.errors import ResultsError, StudyError
 from scalebench.launch.planning import plan_study
 from scalebench.launch.sweep import is_simulated
-from scalebench.launch.tuning import search_points, with_chosen
+from scalebench.launch.trials import search_points, with_chosen
 from scalebench.study.spec import Study
 
 TUNED = {

@@ -7,7 +7,7 @@ import re
 
 import pytest
 
-from scalebench.native.job import Death
+from scalebench.native.job_files import Death
 from scalebench.native.postmortem import cause_of_death, telling_line
 
 SLOTS = """--------------------------------------------------------------------------

@@ -14,7 +14,7 @@ from scalebench.launch.reporting import Tally
 from scalebench.papers.catalog import find_paper
 from scalebench.papers.claims import Check, Claim, judge
 from scalebench.papers.obtained import Obtained, obtain
-from scalebench.papers.page import write_page
+from scalebench.papers.paper_page import write_page
 from scalebench.papers.published import COLUMNS, Published, read_published
 from scalebench.papers.side_by_side import Pair, draw
 from scalebench.records.store import Store

@@ -23,8 +23,8 @@ from scalebench.pricing.prediction import PRECISIONS, Predictor, Workload
 from scalebench.pricing.published_steps import published_step, published_steps
 from scalebench.pricing.uncertainty import LEAST_SHARE, uncertainty_of
 from scalebench.study.spec import Component
+from scalebench.validation.held_out import predict_published
 from scalebench.validation.measurements import read_published
-from scalebench.validation.prediction import predict_published
 
 PUBLISHED = Path(__file__).parents[2] / "experiments" / "published" / "scaling.csv"
 DDP, AVERAGE = Component(name="ddp"), Component(name="epoch_average")

@@ -8,7 +8,7 @@ from scalebench.cluster.load import load_cluster
 from scalebench.errors import StudyError
 from scalebench.launch.planning import plan_study
 from scalebench.launch.sweep import expand
-from scalebench.native.job import server_ranks
+from scalebench.native.job_files import server_ranks
 from scalebench.strategies import registry
 from scalebench.study.spec import Study
 

@@ -304,7 +304,7 @@ def test_several_servers_run_on_real_ranks_too(monkeypatch):
     from scalebench.cluster.load import load_cluster
     from scalebench.comm.engines import available
     from scalebench.launch.sweep import expand, is_oversubscribed
-    from scalebench.native.job import server_ranks
+    from scalebench.native.job_files import server_ranks
     from scalebench.study.spec import Study
 
     if reason := available("mpi"):

@@ -8,7 +8,6 @@ import pandas as pd
 import pytest
 
 from scalebench.errors import ResultsError
-from scalebench.validation.errors import error_by_source, with_errors
 from scalebench.validation.megatron import (
     is_megatron,
     memory_gib,
@@ -17,6 +16,7 @@ from scalebench.validation.megatron import (
     read_megatron,
     step_parts,
 )
+from scalebench.validation.prediction_errors import error_by_source, with_errors
 from scalebench.validation.transformer_block import Gpt, block_kernels, computed_again, head_kernels, kept_bytes
 
 PUBLISHED = Path(__file__).parents[2] / "experiments" / "published" / "megatron.csv"

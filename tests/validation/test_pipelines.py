@@ -8,8 +8,8 @@ import pandas as pd
 import pytest
 
 from scalebench.errors import ResultsError
-from scalebench.validation.errors import skill, with_errors
 from scalebench.validation.pipelines import is_pipelines, predict_pipelines, read_pipelines
+from scalebench.validation.prediction_errors import skill, with_errors
 
 PUBLISHED = Path(__file__).parents[2] / "experiments" / "published" / "pipelines.csv"
 

@@ -9,8 +9,8 @@ import pandas as pd
 import pytest
 
 from scalebench.errors import ResultsError
-from scalebench.validation.errors import skill, with_errors
 from scalebench.validation.placements import is_placements, predict_placements, read_placements
+from scalebench.validation.prediction_errors import skill, with_errors
 
 FOLDER = Path(__file__).parents[2] / "experiments" / "published"
 

@@ -9,7 +9,7 @@ import pandas as pd
 import pytest
 
 from scalebench.errors import ResultsError
-from scalebench.validation.errors import error_by_source, with_errors
+from scalebench.validation.held_out import buckets_of, predict_published
 from scalebench.validation.measurements import (
     calibrating_rows,
     communication_s,
@@ -18,7 +18,7 @@ from scalebench.validation.measurements import (
     records,
     step_seconds,
 )
-from scalebench.validation.prediction import buckets_of, predict_published
+from scalebench.validation.prediction_errors import error_by_source, with_errors
 
 FILE = Path(__file__).parents[2] / "experiments" / "published" / "scaling.csv"
 

@@ -14,10 +14,10 @@ from scalebench.errors import RunError
 from scalebench.pricing.costs import Costs
 from scalebench.pricing.step_times import BatchTimes, StepTable, StepTimes
 from scalebench.system.clock import Task
-from scalebench.virtual.clock import VirtualClock
 from scalebench.virtual.communicator import VirtualCommunicator
 from scalebench.virtual.scheduler import Group, Scheduler
 from scalebench.virtual.shared import ServerState, VirtualServer, VirtualShared, VirtualStore
+from scalebench.virtual.virtual_clock import VirtualClock
 from tests.operations import allreduce, exclusive, message
 
 TABLE = StepTable(

@@ -11,8 +11,8 @@ from scalebench.calibration.probes.probe_rounds import ProbeRounds, sleep_until_
 from scalebench.calibration.probes.probe_samples import GRID, Found, Sample, entry
 from scalebench.cluster.engine_costs import EngineCost
 from scalebench.comm.mpi import MpiCommunicator
+from scalebench.comm.one_sided import OneSidedState
 from scalebench.comm.server import RankServer, ServerLoop
-from scalebench.comm.shared import OneSidedState
 from scalebench.system.stopwatch import Stopwatch
 
 _COARSE_GRID = (4, 4 << 10, 64 << 10, 1 << 20, 4 << 20)  # bytes

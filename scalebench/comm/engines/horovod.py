@@ -41,7 +41,7 @@ class Horovod(Engine):
         """Start Horovod over the MPI communicator `ranks`, unless it is up."""
         import horovod.torch as hvd
 
-        from scalebench.comm.horovod import HorovodCommunicator
+        from scalebench.comm.horovod_communicator import HorovodCommunicator
 
         if not hvd.is_initialized():
             hvd.init(comm=place.ranks)

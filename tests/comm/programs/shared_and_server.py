@@ -10,8 +10,8 @@ import torch
 from mpi4py import MPI
 
 from scalebench.comm.mpi import MpiCommunicator
+from scalebench.comm.one_sided import OneSidedState
 from scalebench.comm.server import RankServer, ServerLoop
-from scalebench.comm.shared import OneSidedState
 from scalebench.errors import RunError
 from scalebench.native.heartbeat import Heartbeat, create_heartbeats, read_heartbeats
 from scalebench.system.clock import WallClock

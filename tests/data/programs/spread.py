@@ -9,8 +9,8 @@ import pytest
 from mpi4py import MPI
 
 from scalebench.comm.mpi import MpiCommunicator
+from scalebench.data.ds_tensor import DsTensor
 from scalebench.data.shuffle import SHUFFLES
-from scalebench.data.tensor import DsTensor
 from scalebench.errors import DataError
 
 WORLD = MPI.COMM_WORLD

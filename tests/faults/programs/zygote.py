@@ -17,7 +17,7 @@ def main() -> None:
     import torch  # noqa: F401
 
     import scalebench.analysis
-    import scalebench.cli.progress
+    import scalebench.cli.live_progress
     import scalebench.cli.run
     import scalebench.cli.run_common
     import scalebench.launch.study_run

@@ -7,7 +7,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from scalebench.validation.errors import error_by_distance, error_by_source, pairs_in_order, skill, with_errors
+from scalebench.validation.prediction_errors import (
+    error_by_distance,
+    error_by_source,
+    pairs_in_order,
+    skill,
+    with_errors,
+)
 
 
 def predictions(**columns: list[object]) -> pd.DataFrame:

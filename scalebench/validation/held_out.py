@@ -43,7 +43,6 @@ from scalebench.comm.base import Overlap
 from scalebench.pricing.devices import Stated, gradients_of, step_table
 from scalebench.pricing.overlap import bucket_plan
 from scalebench.pricing.step_times import BACKWARD_SHARE
-from scalebench.validation.errors import predictions_of
 from scalebench.validation.measurements import (
     calibrating_rows,
     communication_s,
@@ -55,6 +54,7 @@ from scalebench.validation.measurements import (
     stated_cluster,
     step_seconds,
 )
+from scalebench.validation.prediction_errors import predictions_of
 
 _BUCKET = 25e6  # bytes; DDP's default
 _UNEXPLAINED = 0.01  # least standard deviation of ln T for a doubling

@@ -20,7 +20,7 @@ from scalebench.errors import ResultsError, StudyError
 from scalebench.launch.sweep import named
 from scalebench.strategies import registry
 from scalebench.study.spec import TRIAL_SEED, Component, Run, Study
-from scalebench.study.tuning import TUNABLE
+from scalebench.study.tune import TUNABLE
 from scalebench.study.validation import explain
 from scalebench.training.optimizers import check_optimizer
 
