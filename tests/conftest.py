@@ -46,7 +46,7 @@ RANKS = {
     "comm", "faults", "hosts", "install", "launch", "native", "tasks",
     "test_ad_psgd.py", "test_adaptive.py", "test_buffers.py", "test_compression.py", "test_daso.py",
     "test_dislib_parity.py", "test_doctor.py", "test_end_to_end.py", "test_engine_measurement.py",
-    "test_native_equality.py", "test_own_strategy.py", "test_paced_ranks.py", "test_parts_of_models.py",
+    "test_native_equality.py", "test_own_strategy.py", "test_paced_ranks.py", "test_parts_of_models.py", "test_parts_on_ranks.py",
     "test_real_ranks.py", "test_slow_workers.py", "test_spread.py", "test_trace.py",
 }  # fmt: skip
 
@@ -149,7 +149,7 @@ def blobs() -> Dataset:
     return Dataset("blobs", "classification", 3, x[:96], y[:96].astype(np.int64), x[96:], y[96:].astype(np.int64))
 
 
-@pytest.fixture
+@pytest.fixture(scope="session")
 def make_run() -> Callable[..., Run]:
     """A run with small defaults: `make_run("allreduce", 4, epochs=2)`."""
 

@@ -6,7 +6,6 @@ from dataclasses import replace
 from itertools import accumulate, combinations, pairwise
 from pathlib import Path
 
-import numpy as np
 import pytest
 import torch
 from hypothesis import given
@@ -28,9 +27,8 @@ from scalebench.training.stage import sizes_of
 from scalebench.virtual import engine as virtual_engine
 from scalebench.virtual.arithmetic import Choice
 from scalebench.virtual.engine import simulate
-from tests.conftest import setting, some
+from tests.conftest import setting
 from tests.strategies.parts_case import images, trained_alone
-from tests.strategies.test_native_equality import launched, native_runs
 
 FOLDER = Path(__file__).parent / "models"
 MODELS = {
@@ -65,11 +63,6 @@ CASES = [
     ({"pipeline": {"schedule": "interleaved", "micro_batches": 2, "recompute": "layer"}}, 4, 2, 2),
     ({"hybrid": {"tensor": 2, "schedule": "interleaved", "micro_batches": 2}}, 4, 1, 2),
 ]
-ON_RANKS = {  # by place in CASES
-    "mlp": [1, 2, 5, 10, 21],
-    "convolutional": [3, 6, 8, 13, 14, 15, 19],
-    "transformer": [2, 8, 11, 17, 20],
-}
 WITHIN = ["allreduce", {"local_sgd": {"steps": 3, "optimizer_state": "average"}}, {"slowmo": {"steps": 4}}]
 WITHIN += [{"diloco": {"steps": 4}}, {"daso-heat": {"devices_per_node": 1, "warm_up_epochs": 1, "cool_down_epochs": 0}}]
 
@@ -185,121 +178,6 @@ def test_replicas_in_parts_agree_as_whole_ones_do(play, patterns, within):
     _, parts = play({"hybrid": {"tensor": 2, "micro_batches": 2, "within": within}}, 8, **values)
     torch.testing.assert_close(parts["final"], whole["final"], **EXACT)
     assert (parts["final"] - parts["initial"]).abs().max() > 0.01
-
-
-@pytest.mark.parametrize("engine", some(["mpi", "gloo"], "mpi"))
-def test_real_ranks_train_as_virtual_workers_and_whole_models_do(
-    monkeypatch, make_run, patterns, machine, tmp_path, engine
-):
-    """On 2, 3 and 4 ranks: weights, bytes and metrics."""
-    monkeypatch.setattr(virtual_engine, "choose", lambda *_: Choice())
-    runs, expected = [], {}
-    for model, places in ON_RANKS.items():
-        for place in places:
-            strategy, workers, replicas, pieces = CASES[place]
-            named = {f"{model}-{place}": balanced(strategy, model)}
-            (run,) = native_runs(engine, named, make_run, counts=(workers,), model=MODELS[model])
-            run = run.model_copy(update={"batch_per_worker": 8, "epochs": 2})
-            runs.append(run)
-            expected[run.run_id] = replicas, pieces
-    local = {"hybrid": {"micro_batches": 2, "within": WITHIN[1]}}
-    runs += native_runs(engine, {"local": local}, make_run, model=MODELS["mlp"])
-    for model, workers, shard in (("mlp", 2, 3), ("convolutional", 3, 2), ("transformer", 4, 3), ("transformer", 2, 1)):
-        (run,) = native_runs(
-            engine, {f"{model}-shards-{shard}": {"fsdp": {"shard": shard}}}, make_run, (workers,), model=MODELS[model]
-        )
-        runs.append(run.model_copy(update={"batch_per_worker": 8, "epochs": 2}))
-        expected[runs[-1].run_id] = workers, 1
-    found = launched(engine, runs, [], patterns, tmp_path)
-    assert {run.workers for run in runs} == {2, 3, 4}
-    for run in runs:
-        native = found[run.run_id]
-        if run.run_id in expected:
-            alone = trained_alone(run, patterns, *expected[run.run_id])
-            np.testing.assert_allclose(native["final"], alone.numpy(), **EXACT, err_msg=run.run_id)
-        twin = run.model_copy(update={"execution": "virtual", "engine": "virtual"})
-        outcome, weights = simulate(twin, patterns, machine)
-        np.testing.assert_allclose(native["final"], weights["final"].numpy(), **EXACT, err_msg=run.run_id)
-        counted = [[report.syncs, report.bytes_sent] for report in outcome.workers]
-        assert native["counted"].tolist() == counted, run.run_id
-        metrics = [evaluation.metric for evaluation in sorted(outcome.evaluations, key=lambda each: each.epoch)]
-        assert native["metrics"].tolist() == metrics, run.run_id
-
-
-TORCHS = [  # model, options of torch_pipeline, ranks, replicas, micro-batches, batch
-    ("mlp", {}, 2, 1, 4, 8),
-    ("mlp", {"schedule": "interleaved"}, 4, 2, 4, 8),
-    ("convolutional", {"schedule": "gpipe", "stages": 3}, 3, 1, 4, 8),
-    ("convolutional", {"schedule": "interleaved"}, 2, 1, 4, 10),  # batches of 9 and 10, in pieces of 2 and 3
-    ("transformer", {"stages": 4}, 4, 1, 4, 10),
-]
-
-
-def test_torchs_own_pipelines_train_as_ours(monkeypatch, make_run, patterns, machine, tmp_path):
-    """Weights, metrics and bytes; torch fills unequal micro-batches up, and so sends more."""
-    monkeypatch.setattr(virtual_engine, "choose", lambda *_: Choice())
-    runs = []
-    for place, (model, options, workers, _, _, batch) in enumerate(TORCHS):
-        named = {f"{place}": {"torch_pipeline": options}}
-        (run,) = native_runs("gloo", named, make_run, counts=(workers,), model=MODELS[model])
-        runs.append(run.model_copy(update={"batch_per_worker": batch, "epochs": 2}))
-    found = launched("gloo", runs, [], patterns, tmp_path)
-    for run, (_, _, _, replicas, pieces, batch) in zip(runs, TORCHS, strict=True):
-        native = found[run.run_id]
-        alone = trained_alone(run, patterns, replicas, pieces)
-        np.testing.assert_allclose(native["final"], alone.numpy(), **EXACT, err_msg=run.run_id)
-        twin = run.model_copy(update={"execution": "virtual", "engine": "virtual"})
-        outcome, weights = simulate(twin, patterns, machine)
-        np.testing.assert_allclose(native["final"], weights["final"].numpy(), **EXACT, err_msg=run.run_id)
-        counted = np.array([[report.syncs, report.bytes_sent] for report in outcome.workers])
-        assert native["counted"].tolist() == counted.tolist() or batch == 10
-        assert (native["counted"] >= counted).all()
-        metrics = [evaluation.metric for evaluation in sorted(outcome.evaluations, key=lambda each: each.epoch)]
-        assert native["metrics"].tolist() == metrics, run.run_id
-
-
-def test_torchs_own_shards_train_as_ours(monkeypatch, make_run, patterns, machine, tmp_path):
-    """Weights and metrics, with running statistics and after warm-up steps, which are undone."""
-    monkeypatch.setattr(virtual_engine, "choose", lambda *_: Choice())
-    runs = []
-    for model, workers, shard in (("mlp", 2, 3), ("convolutional", 3, 2), ("transformer", 4, 3)):
-        named = {model: {"torch_fsdp": {"shard": shard}}}
-        (run,) = native_runs("gloo", named, make_run, counts=(workers,), model=MODELS[model])
-        runs.append(run.model_copy(update={"batch_per_worker": 8, "epochs": 2}))
-    found = launched("gloo", runs, [], patterns, tmp_path)
-    for run in runs:
-        native = found[run.run_id]
-        alone = trained_alone(run, patterns, run.workers)
-        np.testing.assert_allclose(native["final"], alone.numpy(), **EXACT, err_msg=run.run_id)
-        twin = run.model_copy(update={"execution": "virtual", "engine": "virtual"})
-        outcome, weights = simulate(twin, patterns, machine)
-        np.testing.assert_allclose(native["final"], weights["final"].numpy(), **EXACT, err_msg=run.run_id)
-        metrics = [evaluation.metric for evaluation in sorted(outcome.evaluations, key=lambda each: each.epoch)]
-        assert native["metrics"].tolist() == metrics, run.run_id
-        assert native["counted"][:, 0].tolist() == [report.syncs for report in outcome.workers]
-
-
-def test_torchs_own_styles_train_as_ours(monkeypatch, make_run, patterns, machine, tmp_path):
-    """Weights, metrics and bytes, after warm-up steps, which are undone."""
-    monkeypatch.setattr(virtual_engine, "choose", lambda *_: Choice())
-    runs = []
-    for model, workers, degree in (("mlp", 2, 2), ("transformer", 2, 2), ("transformer", 4, 2), ("transformer", 4, 4)):
-        named = {f"{model}-{degree}": {"torch_tensor": {"degree": degree}}}
-        (run,) = native_runs("gloo", named, make_run, counts=(workers,), model=MODELS[model])
-        runs.append(run.model_copy(update={"batch_per_worker": 8, "epochs": 2}))
-    found = launched("gloo", runs, [], patterns, tmp_path)
-    for run in runs:
-        native = found[run.run_id]
-        replicas = run.workers // run.strategy.options["degree"]
-        alone = trained_alone(run, patterns, replicas)
-        np.testing.assert_allclose(native["final"], alone.numpy(), **EXACT, err_msg=run.run_id)
-        twin = run.model_copy(update={"execution": "virtual", "engine": "virtual"})
-        outcome, weights = simulate(twin, patterns, machine)
-        np.testing.assert_allclose(native["final"], weights["final"].numpy(), **EXACT, err_msg=run.run_id)
-        counted = [[report.syncs, report.bytes_sent] for report in outcome.workers]
-        assert native["counted"].tolist() == counted, run.run_id
-        metrics = [evaluation.metric for evaluation in sorted(outcome.evaluations, key=lambda each: each.epoch)]
-        assert native["metrics"].tolist() == metrics, run.run_id
 
 
 def moves(strategy, stage, stages, pieces):

@@ -1,0 +1,140 @@
+"""Real ranks that hold parts of a model train as virtual workers and as whole models do."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from scalebench.virtual import engine as virtual_engine
+from scalebench.virtual.arithmetic import Choice
+from scalebench.virtual.engine import simulate
+from tests.conftest import some
+from tests.strategies.parts_case import images, trained_alone
+from tests.strategies.test_native_equality import launched, native_runs
+from tests.strategies.test_parts_of_models import CASES, EXACT, MODELS, WITHIN, balanced
+
+ON_RANKS = {  # by place in CASES
+    "mlp": [1, 2, 5, 10, 21],
+    "convolutional": [3, 6, 8, 13, 14, 15, 19],
+    "transformer": [2, 8, 11, 17, 20],
+}
+
+# Torch's own ways to divide a model, by run.
+PIPELINES = {  # model, options of torch_pipeline, ranks, replicas, micro-batches, batch
+    "pipeline-0": ("mlp", {}, 2, 1, 4, 8),
+    "pipeline-1": ("mlp", {"schedule": "interleaved"}, 4, 2, 4, 8),
+    "pipeline-2": ("convolutional", {"schedule": "gpipe", "stages": 3}, 3, 1, 4, 8),
+    "pipeline-3": ("convolutional", {"schedule": "interleaved"}, 2, 1, 4, 10),  # of 9 and 10, in pieces of 2 and 3
+    "pipeline-4": ("transformer", {"stages": 4}, 4, 1, 4, 10),
+}
+SHARDS = {  # model, ranks, shard
+    "shards-0": ("mlp", 2, 3),
+    "shards-1": ("convolutional", 3, 2),
+    "shards-2": ("transformer", 4, 3),
+}
+STYLES = {  # model, ranks, degree
+    "styles-0": ("mlp", 2, 2),
+    "styles-1": ("transformer", 2, 2),
+    "styles-2": ("transformer", 4, 2),
+    "styles-3": ("transformer", 4, 4),
+}
+
+
+@pytest.fixture(scope="module")
+def patterns():
+    return images()
+
+
+@pytest.fixture(autouse=True)
+def _no_replica_computes_for_others(monkeypatch):
+    monkeypatch.setattr(virtual_engine, "choose", lambda *_: Choice())
+
+
+def small(make_run, engine, name, strategy, workers, model, batch=8):
+    (run,) = native_runs(engine, {name: strategy}, make_run, counts=(workers,), model=MODELS[model])
+    return run.model_copy(update={"batch_per_worker": batch, "epochs": 2})
+
+
+@pytest.fixture(scope="module")
+def by_torch(make_run, patterns, tmp_path_factory):
+    """Each run, and what its ranks ended with; all in one launch."""
+    runs = {
+        name: small(make_run, "gloo", name, {"torch_pipeline": options}, workers, model, batch)
+        for name, (model, options, workers, _, _, batch) in PIPELINES.items()
+    }
+    for name, (model, workers, shard) in SHARDS.items():
+        runs[name] = small(make_run, "gloo", name, {"torch_fsdp": {"shard": shard}}, workers, model)
+    for name, (model, workers, degree) in STYLES.items():
+        runs[name] = small(make_run, "gloo", name, {"torch_tensor": {"degree": degree}}, workers, model)
+    found = launched("gloo", list(runs.values()), [], patterns, tmp_path_factory.mktemp("by_torch"))
+    return {name: (run, found[run.run_id]) for name, run in runs.items()}
+
+
+def check_twin(run, native, patterns, machine):
+    """Check weights and metrics of real ranks against those of virtual workers; return what the latter counted."""
+    twin = run.model_copy(update={"execution": "virtual", "engine": "virtual"})
+    outcome, weights = simulate(twin, patterns, machine)
+    np.testing.assert_allclose(native["final"], weights["final"].numpy(), **EXACT, err_msg=run.run_id)
+    metrics = [evaluation.metric for evaluation in sorted(outcome.evaluations, key=lambda each: each.epoch)]
+    assert native["metrics"].tolist() == metrics, run.run_id
+    return np.array([[report.syncs, report.bytes_sent] for report in outcome.workers])
+
+
+def check_whole(run, native, patterns, replicas, pieces=1):
+    """Check the weights of real ranks against those of `replicas` whole models."""
+    alone = trained_alone(run, patterns, replicas, pieces)
+    np.testing.assert_allclose(native["final"], alone.numpy(), **EXACT, err_msg=run.run_id)
+
+
+@pytest.mark.parametrize("engine", some(["mpi", "gloo"], "mpi"))
+def test_real_ranks_train_as_virtual_workers_and_whole_models_do(make_run, patterns, machine, tmp_path, engine):
+    """On 2, 3 and 4 ranks: weights, bytes and metrics."""
+    runs, expected = [], {}
+    for model, places in ON_RANKS.items():
+        for place in places:
+            strategy, workers, replicas, pieces = CASES[place]
+            runs.append(small(make_run, engine, f"{model}-{place}", balanced(strategy, model), workers, model))
+            expected[runs[-1].run_id] = replicas, pieces
+    local = {"hybrid": {"micro_batches": 2, "within": WITHIN[1]}}
+    runs += native_runs(engine, {"local": local}, make_run, model=MODELS["mlp"])
+    for model, workers, shard in (("mlp", 2, 3), ("convolutional", 3, 2), ("transformer", 4, 3), ("transformer", 2, 1)):
+        fsdp = {"fsdp": {"shard": shard}}
+        runs.append(small(make_run, engine, f"{model}-shards-{shard}", fsdp, workers, model))
+        expected[runs[-1].run_id] = workers, 1
+    found = launched(engine, runs, [], patterns, tmp_path)
+    assert {run.workers for run in runs} == {2, 3, 4}
+    for run in runs:
+        native = found[run.run_id]
+        if run.run_id in expected:
+            check_whole(run, native, patterns, *expected[run.run_id])
+        counted = check_twin(run, native, patterns, machine)
+        assert native["counted"].tolist() == counted.tolist(), run.run_id
+
+
+@pytest.mark.parametrize("name", PIPELINES)
+def test_torchs_own_pipelines_train_as_ours(by_torch, patterns, machine, name):
+    """Weights, metrics and bytes; torch fills unequal micro-batches up, and so sends more."""
+    run, native = by_torch[name]
+    _, _, _, replicas, pieces, batch = PIPELINES[name]
+    check_whole(run, native, patterns, replicas, pieces)
+    counted = check_twin(run, native, patterns, machine)
+    assert native["counted"].tolist() == counted.tolist() or batch == 10
+    assert (native["counted"] >= counted).all()
+
+
+@pytest.mark.parametrize("name", SHARDS)
+def test_torchs_own_shards_train_as_ours(by_torch, patterns, machine, name):
+    """Weights and metrics, with running statistics and after warm-up steps, which are undone."""
+    run, native = by_torch[name]
+    check_whole(run, native, patterns, run.workers)
+    counted = check_twin(run, native, patterns, machine)
+    assert native["counted"][:, 0].tolist() == counted[:, 0].tolist()
+
+
+@pytest.mark.parametrize("name", STYLES)
+def test_torchs_own_styles_train_as_ours(by_torch, patterns, machine, name):
+    """Weights, metrics and bytes, after warm-up steps, which are undone."""
+    run, native = by_torch[name]
+    check_whole(run, native, patterns, run.workers // run.strategy.options["degree"])
+    counted = check_twin(run, native, patterns, machine)
+    assert native["counted"].tolist() == counted.tolist()
