@@ -41,22 +41,28 @@ settings.register_profile("any machine", settings.get_profile("explore"), derand
 settings.load_profile("any machine")
 
 
-# Folders and files of tests/ whose tests start ranks, or kill what they start.
+# Tests on several hosts, each with a name, network and shared memory of its own: nothing of a launch there meets
+# one on this machine.
+HOSTS = {"hosts"}
+
+# Folders and files of tests/ whose tests start ranks on this machine, or kill what they start.
 RANKS = {
-    "comm", "faults", "hosts", "install", "launch", "native", "tasks",
-    "test_ad_psgd.py", "test_adaptive.py", "test_buffers.py", "test_compression.py", "test_daso.py",
-    "test_dislib_parity.py", "test_doctor.py", "test_end_to_end.py", "test_engine_measurement.py",
-    "test_native_equality.py", "test_own_strategy.py", "test_paced_ranks.py", "test_parts_of_models.py", "test_parts_on_ranks.py",
-    "test_real_ranks.py", "test_slow_workers.py", "test_spread.py", "test_trace.py",
+    "faults", "install", "tasks",
+    "test_ad_psgd.py", "test_adaptive.py", "test_buffers.py", "test_compression.py", "test_dislib_parity.py",
+    "test_doctor.py", "test_end_to_end.py", "test_energy.py", "test_engine_measurement.py", "test_engines.py",
+    "test_heartbeat.py", "test_launchers.py", "test_mpi_match.py", "test_native.py", "test_native_equality.py",
+    "test_nodes.py", "test_own_strategy.py", "test_paced_ranks.py", "test_parts_on_ranks.py", "test_rank.py",
+    "test_real_ranks.py", "test_real_runs.py", "test_slow_workers.py", "test_spread.py", "test_trace.py",
 }  # fmt: skip
 
 # Those whose tests draw, pack, train or judge whole studies, some tenths of a second or more each.
 STUDIES = {
     "artifact", "export", "figures", "laws", "validation",
     "test_artifact.py", "test_browser.py", "test_charging.py", "test_comparability.py", "test_compare.py",
-    "test_compare_studies.py", "test_hostile.py", "test_layers.py", "test_operation_costs.py", "test_page.py",
-    "test_pages.py", "test_pinning.py", "test_prediction.py", "test_python.py", "test_recalibrate.py",
-    "test_reference.py", "test_rules.py", "test_smoke.py", "test_status.py", "test_summary.py", "test_validate.py",
+    "test_compare_studies.py", "test_daso.py", "test_hostile.py", "test_layers.py", "test_operation_costs.py",
+    "test_page.py", "test_pages.py", "test_parts_of_models.py", "test_pinning.py", "test_prediction.py",
+    "test_python.py", "test_recalibrate.py", "test_reference.py", "test_rules.py", "test_smoke.py", "test_status.py",
+    "test_summary.py", "test_validate.py",
 }  # fmt: skip
 
 
@@ -81,27 +87,41 @@ def _is_in(places: set[str], nodeid: str) -> bool:
     return not places.isdisjoint(nodeid.partition("::")[0].split("/"))
 
 
+def _chain(nodeid: str) -> str:
+    """Return what a test shares a process with: a chain of launches, or its file, whose tests share fixtures."""
+    if _is_in(HOSTS, nodeid):
+        return "hosts"
+    return "ranks" if _is_in(RANKS, nodeid) else nodeid.partition("::")[0]
+
+
 @pytest.hookimpl(tryfirst=True)
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Mark tests as slow that start ranks or take a second, so that `tox run -e fast` leaves them out."""
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Mark tests as slow that start ranks or take a second, so that `tox run -e fast` leaves them out.
+
+    In a process of pytest-xdist, put the chains of launches first: files then fill up whichever process is free.
+    """
     for item in items:
-        if _is_in(RANKS | STUDIES, item.nodeid):
+        if _is_in(HOSTS | RANKS | STUDIES, item.nodeid):
             item.add_marker(pytest.mark.slow)
+    if hasattr(config, "workerinput"):
+        first = {"ranks": 0, "hosts": 1}
+        items.sort(key=lambda item: first.get(_chain(item.nodeid), len(first)))
 
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
-    """With pytest-xdist, run all tests that start ranks one after another in one process, from the first moment on.
+    """With pytest-xdist, run launches on this machine one after another in one process, those on hosts in another.
 
-    Two of them never share the cores. Tests of one other file stay in one process too, as they share fixtures.
+    Two launches on this machine never share its cores: an mpirun has failed to start beside another one.
     """
     from xdist.scheduler import LoadScopeScheduling
 
-    class RanksTogether(LoadScopeScheduling):
+    class Chains(LoadScopeScheduling):
         def _split_scope(self, nodeid: str) -> str:
-            return "ranks" if _is_in(RANKS, nodeid) else nodeid.partition("::")[0]
+            return _chain(nodeid)
 
-    return RanksTogether(config, log)
+    config.option.loadscopereorder = False  # keep the order of collection
+    return Chains(config, log)
 
 
 @pytest.fixture(scope="session", autouse=True)
