@@ -42,15 +42,16 @@ class ScalingLaws(Figure):
 
     def draw(self, results: Results, canvas: Canvas) -> None:
         table, look, _ = canvas.series_of(cells(results), of=results)
-        rows = dict(iter(table.groupby(["execution", "engine", "label"])))
-        found = [(one, rows[_key(one)]) for one in scaling_laws(results) if not one.refusal and _key(one) in rows]
+        fits = [one for one in scaling_laws(results) if not one.refusal]
+        found = [(one, own) for one in fits if len(own := _cells_of(one, table))]
         if not found:
             raise EmptyFigureError("no law was fitted to the selected series")
         fitted = pd.concat([own for _, own in found])
         (panels,) = canvas.grids((len(found), canvas.fits(min(_COLUMNS, len(found)), narrow=True), 2.5))
         for panel, (one, own) in zip(panels, found, strict=True):
             name = str(own["series"].iloc[0])
-            of = f", {one.series.execution}" if fitted["execution"].nunique() > 1 else ""
+            execution = one.series.execution if fitted["execution"].nunique() > 1 else ""
+            of = "".join(f", {word}" for word in (execution, one.series.at_batch) if word)
             panel.title(canvas.names[name] + of, name + of)
             _draw(panel, one, own, look)
         laws = [one for one, _ in found]
@@ -82,8 +83,14 @@ class ScalingLaws(Figure):
         )
 
 
-def _key(one: Scaling) -> tuple[str, str, str]:
-    return one.series.execution, one.series.engine, one.series.label
+def _cells_of(one: Scaling, table: pd.DataFrame) -> pd.DataFrame:
+    """Return the cells of a series; at any batch, unless the study has several with a law."""
+    series = one.series
+    kept = (table["execution"] == series.execution) & (table["engine"] == series.engine)
+    kept &= table["label"] == series.label
+    if series.among_batches:
+        kept &= table[f"batch_{series.batch_policy}"] == series.batch
+    return table[kept]
 
 
 def _draw(panel: Panel, one: Scaling, own: pd.DataFrame, look: dict[str, Look]) -> None:
@@ -109,7 +116,7 @@ def _draw(panel: Panel, one: Scaling, own: pd.DataFrame, look: dict[str, Look]) 
     if not (knee.reaches_end or knee.is_guessed) and knee.workers <= at[-1]:
         seconds = float(best.fit.seconds(at[:1] * 0 + knee.workers)[0])
         panel.ax.plot([knee.workers], [seconds], **knee_mark(), zorder=5)
-        panel.keep([{"quantity": "knee", "x": knee.workers, "y": seconds}], series=series.label)
+        panel.keep([{"quantity": "knee", "x": knee.workers, "y": seconds}], series=series.name)
     apart = "\n" if panel.width_in * 72 < _WORDS * panel.style.small else ", "
     words = (
         f"{best.fit.law.name}{apart}weight {100 * best.weight:.0f} %\n"
@@ -130,7 +137,7 @@ def _draw(panel: Panel, one: Scaling, own: pd.DataFrame, look: dict[str, Look]) 
         fontsize=panel.style.small,
         color="#444444",
     )
-    identity = {"execution": series.execution, "engine": series.engine, "series": series.label}
+    identity = {"execution": series.execution, "engine": series.engine, "series": series.name}
     rows: list[dict[Hashable, object]] = [
         {"quantity": f"law: {best.fit.law.name}", "x": x, "y": y, **({"low": a, "high": b} if sure else {})}
         for x, y, a, b in zip(at, band.value, band.low, band.high, strict=True)

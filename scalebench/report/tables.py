@@ -194,7 +194,7 @@ def _laws(results: Results) -> Table:
         ],
         [_law(one, one.advice) for one in found if one.advice],
         [
-            *(f"{one.series.label}, {one.series.execution}: {note}" for one in found for note in one.notes),
+            *(f"{one.series.name}, {one.series.execution}: {note}" for one in found for note in one.notes),
             *(f"{title(one)}: no law: {one.refusal}" for one in found if one.refusal),
         ],
         name="laws",
@@ -206,7 +206,7 @@ def _law(one: Scaling, advice: Advice) -> Row:
     texts = dict(zip(LAWS, law_rows(one)[0], strict=True))
     numbers = {"weight": best.weight, "misfit": best.fit.misfit, "leave-out": best.leave_out_error}
     return {
-        "label": series.label,
+        "label": series.name,
         "execution": series.execution,
         "engine": series.engine,
         "oversubscribed": False,

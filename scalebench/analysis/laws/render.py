@@ -28,10 +28,10 @@ LAWS = ("law", "weight", "ΔAICc", "misfit", "leave-out", "parameters")
 
 
 def title(scaling: Scaling) -> str:
-    """`epoch_average, native mpi: 7 worker counts (1-64), 21 runs`."""
+    """`epoch_average, native mpi: 7 worker counts (1-64), 21 runs`, with the batch where the study has several."""
     series = scaling.series
     engine = "" if series.engine == series.execution else f" {series.engine}"
-    name, counts = f"{series.label}, {series.execution}{engine}", series.counts
+    name, counts = f"{series.name}, {series.execution}{engine}", series.counts
     if scaling.refusal:
         return name
     return f"{name}: {len(counts)} worker counts ({counts[0]:.0f}-{counts[-1]:.0f}), {len(series.at)} runs"
@@ -101,6 +101,8 @@ def as_values(scaling: Scaling) -> dict[str, Any]:
         "engine": series.engine,
         "strategy": series.label,
         "scaling": "weak" if series.weak else "strong",
+        "batch_policy": series.batch_policy,
+        "batch": series.batch,
         "workers": [int(count) for count in series.counts],
         "runs": len(series.at),
         "refusal": scaling.refusal or None,
@@ -220,7 +222,7 @@ def _extrap_lines(members: Sequence[Series]) -> list[str]:
         json.dumps(
             {
                 "params": {"workers": int(count)},
-                "callpath": series.label.replace("->", "-"),  # Extra-P reads -> as a call
+                "callpath": series.name.replace("->", "-"),  # Extra-P reads -> as a call
                 "metric": metric,
                 "value": (factor * series.seconds[series.at == count]).tolist(),
             }

@@ -1,9 +1,11 @@
-"""Data of a law: times and workload of one strategy on one engine of one execution, without oversubscribed or disturbed
-runs.
+"""Data of a law: times and workload of one strategy on one engine of one execution at one batch.
+
+Without oversubscribed or disturbed runs.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import TypeAlias
 
@@ -11,12 +13,13 @@ import numpy as np
 import numpy.typing as npt
 import pandas as pd
 
+from scalebench.analysis.comparing import Baselines
 from scalebench.analysis.environment import states_steps
-from scalebench.analysis.grouping import timed
-from scalebench.analysis.loading import Results, is_representative
+from scalebench.analysis.loading import Results, cells_in
 from scalebench.analysis.native_check import VirtualError, error_of_times
+from scalebench.analysis.rounds import CellRuns, runs_by_cell, timed
 from scalebench.formatting import counted
-from scalebench.study.cell import EXECUTIONS, SERIES, strategy_rank
+from scalebench.study.cell import EXECUTIONS, SERIES, Cell, strategy_rank
 from scalebench.study.spec import SIMULATED
 
 Array: TypeAlias = npt.NDArray[np.float64]
@@ -92,8 +95,9 @@ class Base:
 class Series:
     """Runs of one curve T(N): `seconds[i]` at `at[i]` workers in repetition `repetition[i]`.
 
-    One execution, engine and strategy with options. `notes` list runs left out. `error` is the virtual-native error, if
-    known. Without a `base` efficiency is relative to the law's T(1).
+    One execution, engine, strategy with options and `batch`, of a worker or of all by the `batch_policy` (None where it
+    is unknown); `among_batches` where the study has several of them. `notes` list runs left out. `error` is the
+    virtual-native error, if known. Without a `base` efficiency is relative to the law's T(1).
     """
 
     execution: str
@@ -109,6 +113,21 @@ class Series:
     error: VirtualError | None = None
     stated: bool = False  # step times are stated
     base: Base | None = None
+    batch_policy: str = "per_worker"
+    batch: int | None = None
+    among_batches: bool = False
+
+    @property
+    def at_batch(self) -> str:
+        """The batch in words, by which series of one strategy are told apart; empty where the study has one batch."""
+        if not self.among_batches:
+            return ""
+        return f"batch {self.batch} per worker" if self.batch_policy == "per_worker" else f"global batch {self.batch}"
+
+    @property
+    def name(self) -> str:
+        """`epoch_average`, or with its batch `epoch_average, batch 16 per worker`."""
+        return ", ".join(filter(None, [self.label, self.at_batch]))
 
     @property
     def counts(self) -> Array:
@@ -136,62 +155,89 @@ class Series:
 
 
 def series_of(results: Results) -> list[Series]:
-    """Every series of `results` except `serial`, which has one worker by definition."""
+    """Every series of `results` except `serial`, which has one worker by definition.
+
+    A strategy has a series at each batch with FEWEST_COUNTS worker counts, and at its usual batch where none has.
+    """
+    cells = {cell.at: cell for cell in runs_by_cell(results)}
+    baselines = Baselines(cells.values())
     runs = timed(results)
-    serial = runs[(runs["strategy"] == "serial") & (runs["workers"] == 1)]
-    runs = runs[runs["strategy"] != "serial"]
+    runs = runs.assign(cell=pd.Series(cells_in(runs), runs.index, dtype=object))
     found = [
-        _series(str(execution), str(engine), str(label), group, serial[serial["execution"] == execution], results)
-        for (execution, engine, label), group in runs.groupby(SERIES, sort=False)
+        series
+        for _, own in runs[runs["strategy"] != "serial"].groupby(SERIES, sort=False)
+        for series in _by_batch(own, cells, baselines, results)
     ]
     return sorted(found, key=lambda one: (EXECUTIONS.index(one.execution), strategy_rank(one.label), one.engine))
 
 
-def _series(
-    execution: str, engine: str, label: str, runs: pd.DataFrame, serial: pd.DataFrame, results: Results
-) -> Series:
+def _by_batch(
+    runs: pd.DataFrame, cells: Mapping[Cell, CellRuns], baselines: Baselines, results: Results
+) -> Iterator[Series]:
+    """Yield the series of one execution, engine and label, by ascending batch."""
+    execution, engine, label = runs["cell"].iloc[0].series
     notes = []
     for what in ("oversubscribed", "disturbed"):
         marked = runs[what].astype(bool)
         if marked.any():
             notes.append(f"{what} runs left out, at {_listed(runs.loc[marked, 'workers'])}")
         runs = runs[~marked]
-    if (runs["batch_policy"] == "per_worker").any() and runs["batch_per_worker"].notna().any():
-        usual = runs["batch_per_worker"].mode().max()
-        small = (runs["batch_per_worker"] != usual).fillna(False).astype(bool)
-        if small.any():
-            notes.append(f"another batch than {usual}, and so left out: {_listed(runs.loc[small, 'workers'])}")
-        runs = runs[~small]
-    weak = bool((runs["scaling"] == "weak").any())
-    base = _base(serial, runs)
-    if base is None:
-        notes.append(
-            "efficiency is against its own time at one worker, by its law: there is no serial run to divide by"
+    batch_of = runs["cell"].map(lambda cell: cells[cell].batch).astype("Int64")
+    batches = _with_a_law(runs["workers"], batch_of)
+    for batch in batches:
+        own = runs[batch_of.eq(batch).fillna(True).astype(bool)] if batch else runs
+        others = runs[~batch_of.isin([*batches, pd.NA])]
+        left_out = [f"another batch than {batch}, and so left out: {_listed(others['workers'])}"] if len(others) else []
+        serial, fault = _serial(own, cells, baselines)
+        if serial is None:
+            left_out.append(f"efficiency is against its own time at one worker, by its law: {fault}")
+        weak = bool((own["scaling"] == "weak").any())
+        yield Series(
+            execution,
+            engine,
+            label,
+            weak,
+            own["workers"].to_numpy(dtype=float),
+            own["train_s"].to_numpy(dtype=float),
+            own["repetition"].to_numpy(dtype=np.int64),
+            workload_of(own),
+            _most_workers(own) if not weak else float("inf"),
+            (*notes, *left_out),
+            error_of_times(results) if execution in SIMULATED else None,
+            states_steps(results),
+            _base(serial.seconds, own) if serial else None,
+            str(own["batch_policy"].iloc[0]) if len(own) else "per_worker",
+            batch,
+            len(batches) > 1,
         )
-    return Series(
-        execution,
-        engine,
-        label,
-        weak,
-        runs["workers"].to_numpy(dtype=float),
-        runs["train_s"].to_numpy(dtype=float),
-        runs["repetition"].to_numpy(dtype=np.int64),
-        workload_of(runs),
-        _most_workers(runs) if not weak else float("inf"),
-        tuple(notes),
-        error_of_times(results) if execution in SIMULATED else None,
-        states_steps(results),
-        base,
-    )
 
 
-def _base(serial: pd.DataFrame, runs: pd.DataFrame) -> Base | None:
-    """Base of `runs` by the rules of `comparing.ratios`: without options, unique, representative."""
-    plain = serial[serial["label"] == "serial"]
-    serial = plain if len(plain) else serial
-    if not len(serial) or serial["label"].nunique() > 1 or not is_representative(serial).all():
-        return None
-    own = serial.assign(log=np.log(serial["train_s"])).groupby("repetition")["log"].mean()
+def _with_a_law(workers: pd.Series[int], batches: pd.Series[int]) -> list[int | None]:
+    """Return the batches that have worker counts enough for a law, else the usual one; None where none is known.
+
+    At another batch a worker computes something else: shards too small for a whole batch are such points.
+    """
+    counts = workers.groupby(batches).nunique()
+    enough = counts.index[counts >= FEWEST_COUNTS]
+    if len(enough):
+        return [int(batch) for batch in enough]
+    return [int(batches.mode().max())] if len(counts) else [None]
+
+
+def _serial(runs: pd.DataFrame, cells: Mapping[Cell, CellRuns], baselines: Baselines) -> tuple[CellRuns | None, str]:
+    """Return the baseline `serial` of the runs of a series, as in `comparing.ratios` but at their batch, or why not."""
+    if runs.empty:
+        return None, "none of its runs counts"
+    cell = cells[runs["cell"].iloc[0]]
+    found = baselines.find("serial", cell)
+    if found.cell and found.cell.batch != cell.batch:
+        return None, f"serial ran at another batch than {cell.batch}"
+    return found.cell, found.fault
+
+
+def _base(serial: Mapping[int, float], runs: pd.DataFrame) -> Base:
+    """Return the base with the seconds of `serial` by repetition, for the `runs` of a series."""
+    own = np.log(pd.Series(serial))
     logs = np.log(runs["train_s"])
     shared = (logs - logs.groupby(runs["workers"]).transform("mean")).groupby(runs["repetition"]).mean()
     apart = (own - shared).dropna()

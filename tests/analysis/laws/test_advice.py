@@ -68,11 +68,8 @@ def test_worth_contains_the_noise_of_serial_but_no_shared_noise():
         serial = shared[:, 0] + random.normal(0, 0.02, 5)
         own = pd.DataFrame(logs, columns=COUNTS).rename_axis("repetition").reset_index()
         own = own.melt("repetition", var_name="workers", value_name="train_s")
-        alone = pd.DataFrame(
-            {"label": "serial", "oversubscribed": False, "disturbed": False, "repetition": range(5), "train_s": serial}
-        )
         runs = own.assign(train_s=np.exp(own["train_s"].astype(float)))
-        base = _base(alone.assign(train_s=np.exp(serial)), runs)
+        base = _base(dict(enumerate(np.exp(serial))), runs)
         columns = {"at": "workers", "seconds": "train_s", "repetition": "repetition"}
         values = {name: runs[column].to_numpy(float) for name, column in columns.items()}
         series = following(amdahl(), (0.97, 0.03), repetitions=1, base=base, **values)

@@ -10,6 +10,7 @@ import pytest
 
 from scalebench.analysis import ratios
 from scalebench.analysis.laws import scaling_laws, series_of, write_extrap
+from scalebench.analysis.laws.render import title
 from scalebench.errors import ResultsError, UsageError
 from tests.law_factory import BYTES
 from tests.records_factory import run_row
@@ -32,9 +33,10 @@ def rows(strategy="epoch_average", counts=COUNTS, s=0.05, repetitions=3, **colum
                 "bytes_sent_per_worker": 6 * BYTES if n > 1 else 0.0,
                 "execution": "native",
                 "engine": "mpi",
+                "batch_per_worker": 8,
             }
             values |= columns
-            run_id = "-".join(str(values[name]) for name in ("execution", "engine", "strategy"))
+            run_id = "-".join(str(values[name]) for name in ("execution", "engine", "strategy", "batch_per_worker"))
             found.append(run_row(**{"run_id": f"{run_id}-w{n}-r{repetition}", **values}))
     return found
 
@@ -70,7 +72,7 @@ def test_efficiency_uses_the_base_of_ratios(study):
     )  # fmt: skip
     assert laws(results, efficiency=0.6)["native", "horovod", "horovod"].advice.worth.workers == 0
     assert virtual.series.base is None
-    assert any("there is no serial run to divide by" in note for note in virtual.notes)
+    assert any("no completed run of serial at 1 worker (virtual)" in note for note in virtual.notes)
 
 
 def test_executions_and_engines_are_separate_series(study):
@@ -138,6 +140,41 @@ def test_reduced_batches_are_left_out(study):
     (scaling,) = scaling_laws(study(rows=rows() + small))
     assert scaling.series.counts.tolist() == list(COUNTS)
     assert "another batch than 8, and so left out: 32 workers" in scaling.notes
+
+
+def two_batches(policy):
+    """A study at two batches, each with its own law and a serial run of its own time."""
+    found = []
+    for batch, s, alone in ((8, 0.05, 1.5), (16, 0.2, 3.0)):
+        own = {"batch_policy": policy, "batch_per_worker": batch, "batch_global": batch, "epochs": 6}
+        found += rows("serial", (1,), **own, train_s=alone) + rows(s=s, **own)
+    return found
+
+
+@pytest.mark.parametrize("policy", ["per_worker", "global"])
+def test_each_batch_has_its_law_and_its_base(study, policy):
+    small, large = scaling_laws(study(rows=two_batches(policy)))
+    for scaling, batch, s, alone in ((small, 8, 0.05, 1.5), (large, 16, 0.2, 3.0)):
+        assert scaling.series.batch == batch
+        assert scaling.series.counts.tolist() == list(COUNTS)
+        assert len(scaling.series.at) == 15
+        assert serial_share(scaling) == pytest.approx(s, rel=1e-6)
+        assert np.exp(scaling.series.base.log_seconds) == pytest.approx(alone)
+        assert not any("another batch" in note for note in scaling.notes)
+    kind = "batch 8 per worker" if policy == "per_worker" else "global batch 8"
+    assert title(small).startswith(f"epoch_average, {kind}, native mpi: 5 worker counts")
+
+
+def test_one_batch_is_not_in_the_title(study):
+    (scaling,) = scaling_laws(study(rows=rows()))
+    assert scaling.series.batch == 8
+    assert "batch" not in title(scaling)
+
+
+def test_serial_at_another_batch_is_no_base(study):
+    (scaling,) = scaling_laws(study(rows=rows() + rows("serial", (1,), batch_per_worker=16)))
+    assert scaling.series.base is None
+    assert any("serial ran at another batch than 8" in note for note in scaling.notes)
 
 
 def test_a_law_is_followed_as_long_as_a_worker_has_a_batch(study):
