@@ -1,7 +1,8 @@
 """The table at the end of a study, which fits a screen.
 
-It has strategies as rows and worker counts as columns. Its first section has the time of all epochs, a second one time
-and epochs to the target or, if the study states none, the metric. Below each time is the reduction against a baseline.
+It has strategies as rows, in a study at several batches each with its batch, and worker counts as columns. Its first
+section has the time of all epochs, a second one time and epochs to the target or, if the study states none, the metric.
+Below each time is the reduction against a baseline.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ from scalebench.formatting import (
     reduction_bounds_alone,
     time_of_cell_alone,
 )
-from scalebench.study.cell import CELL, EXECUTIONS
+from scalebench.study.cell import BATCH, CELL, EXECUTIONS
 from scalebench.study.choices import BASELINES
 from scalebench.tables import Column, Table
 
@@ -40,6 +41,7 @@ _MARKS = {
     "(": "( ): the interval of the reduction holds zero, or there is none",
     **CENSORED,
 }
+_POINT = ["execution", "label", "workers"]  # of one engine
 Place = tuple[str, int]  # execution and workers of a column
 Line = tuple[str, str, dict[Place, Text]]  # heading, label and cells of a row
 
@@ -50,7 +52,7 @@ def answer_table(results: Results, against: Sequence[str] = ()) -> Table:
     Raises:
         UsageError: a baseline has no completed run.
     """
-    table = _one_engine(cells(results))
+    table = _by_line(_one_engine(cells(results)))
     ran = set(results.completed["strategy"])
     if missing := [name for name in against if name not in ran]:
         raise UsageError(f"--against {missing[0]}: the study has no completed run of {missing[0]}")
@@ -86,8 +88,24 @@ def _one_engine(table: pd.DataFrame) -> pd.DataFrame:
     """The cells of the preferred engine, where a strategy ran on several."""
     order = ["virtual", *PREFERRED_ENGINES]
     first = table.assign(rank=table["engine"].map(order.index)).sort_values("rank", kind="stable")
-    kept = first.drop_duplicates(["execution", "label", "workers"]).index
+    kept = first.drop_duplicates([*_POINT, *BATCH]).index
     return table[table.index.isin(kept)]
+
+
+def _by_line(table: pd.DataFrame) -> pd.DataFrame:
+    """The cells with the label of their `line`: the strategy, and its batch where it ran at several at one point."""
+    several = table["label"].isin(table.loc[table.duplicated(_POINT), "label"])
+    fixed = zip(several, table["label"], table["batch_policy"], *(table[name] for name in BATCH), strict=True)
+    return table.assign(
+        line=[
+            label
+            if not many
+            else f"{label}, batch {own}"
+            if policy == "per_worker"
+            else f"{label}, global batch {whole}"
+            for many, label, policy, own, whole in fixed
+        ]
+    )
 
 
 def _spare(place: Place, places: Sequence[Place]) -> int:
@@ -101,9 +119,9 @@ def _section(
     table: pd.DataFrame, compared: pd.DataFrame, baselines: Sequence[str], text: Callable[[dict[Hashable, Any]], Text]
 ) -> Iterator[tuple[str, dict[Place, Text]]]:
     """A line of times for each strategy, and one of reductions against each baseline that it is compared with."""
-    for label, own in table.groupby("label", sort=False):
-        yield str(label), {(cell["execution"], cell["workers"]): text(cell) for cell in own.to_dict("records")}
-        found = compared[compared["label"] == label].merge(own[CELL], on=CELL)
+    for line, own in table.groupby("line", sort=False):
+        yield str(line), {(cell["execution"], cell["workers"]): text(cell) for cell in own.to_dict("records")}
+        found = compared.merge(own[CELL], on=CELL)
         for baseline in baselines:
             saved = found[(found["baseline"] == baseline) & found["reduction"].notna()]
             if len(saved):

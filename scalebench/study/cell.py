@@ -53,7 +53,7 @@ class Cell(NamedTuple):
 
 
 CELL = list(Cell._fields)  # columns of tables with a row for each cell
-PLACE, SERIES = CELL[:4], CELL[:3]
+PLACE, SERIES, BATCH = CELL[:4], CELL[:3], CELL[4:]
 
 
 def strategy_rank(label: str) -> tuple[int, tuple[tuple[str, float], ...]]:

@@ -54,6 +54,21 @@ def test_reductions_are_against_the_baselines_asked_for(study):  # noqa: F811
         answer_table(without, ["ddp"])
 
 
+def test_a_strategy_at_two_batches_has_a_line_for_each(study):  # noqa: F811
+    rows = []
+    for batch, factor in ((16, 1.0), (32, 0.5)):
+        own = [run("serial", 1, 16.0 * factor), run("allreduce", 2, 8.0 * factor)]
+        own += [run("epoch_average", 2, 6.0 * factor**2)]
+        at_batch = {"batch_per_worker": batch}
+        rows += [row.model_copy(update={**at_batch, "run_id": f"{row.run_id}-{batch}"}) for row in own]
+    page = lines(study(rows=rows))
+    assert below(page, "time of 6 epochs", "serial, batch 16")[-1].strip() == "16.0 s"
+    assert below(page, "time of 6 epochs", "serial, batch 32")[-1].strip() == "8.00 s"
+    small, large = (page.index(line) for line in page if line.startswith("epoch_average, batch") and " s" in line)
+    assert (page[small].split()[-2], page[small + 1].split()[-2]) == ("6.00", "(+25")
+    assert (page[large].split()[-2], page[large + 1].split()[-2]) == ("1.50", "(+62")
+
+
 def test_metric_stands_below_times_where_no_target_is_stated(study):  # noqa: F811
     rows = [run("allreduce", 4, 8.0, final_metric=0.9), run("epoch_average", 4, 4.0, final_metric=0.8)]
     page = lines(study(rows=rows))
