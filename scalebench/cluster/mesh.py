@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 
@@ -10,12 +11,14 @@ class Mesh:
     """`data` replicas of `pipeline` stages, whose layers `tensor` workers share.
 
     Worker r belongs to replica r // m, m = pipeline * tensor, and holds its part r % m: the workers of a replica are
-    neighbours, and so are those of a stage.
+    neighbours, and so are those of a stage. Groups of consecutive layers are dealt to the p stages in turn, or,
+    `folded`, forth and back in the shape of a V: group g < p to stage g, the others to stage 2 p - 1 - g.
     """
 
     data: int = 1
     pipeline: int = 1
     tensor: int = 1
+    folded: bool = False
 
     @property
     def parts(self) -> int:
@@ -30,6 +33,17 @@ class Mesh:
         """Return the stage to which a part of a replica belongs."""
         return part // self.tensor
 
-    def groups_of(self, part: int, groups: int) -> range:
-        """Return the groups of layers that a part of a replica holds, of `groups` that are dealt to stages in turn."""
-        return range(self.stage_of(part), groups, self.pipeline)
+    def groups_of(self, part: int, groups: int) -> Sequence[int]:
+        """Return the groups of layers that a part of a replica holds, of `groups` in all."""
+        return [group for group in range(groups) if self.stage_with(group) == self.stage_of(part)]
+
+    def stage_with(self, group: int) -> int:
+        """Return the stage that holds a group of layers."""
+        if self.folded and group >= self.pipeline:
+            return 2 * self.pipeline - 1 - group
+        return group % self.pipeline
+
+    @property
+    def last_part(self) -> int:
+        """Part of a replica that holds the last layers."""
+        return (1 if self.folded else self.pipeline) * self.tensor - 1

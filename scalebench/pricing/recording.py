@@ -197,7 +197,7 @@ class RecordingWorker:
         """A loss that halves with each epoch; the schedule then depends on it."""
         self._reads("loss")
         if self._loss_is_elsewhere:
-            self.replica.broadcast_(self.parameters.new_empty(()), root=self.replica.size - 1)
+            self.replica.broadcast_(self.parameters.new_empty(()), root=self.mesh.last_part)
             self._loss_is_elsewhere = False
         return torch.full((), 0.5**self._epochs_done, dtype=self.dtype)
 

@@ -42,11 +42,16 @@ class Batch(NamedTuple):
 
 
 class Move(NamedTuple):
-    """One move of a stage: the forward or backward pass of a micro-batch through one of its chunks of layers."""
+    """One move of a stage: the forward or backward pass of a micro-batch through one of its chunks of layers.
+
+    A backward pass has two halves, which may be moves of their own: gradients of the chunk's inputs, for which the
+    stage before it waits, and of its weights.
+    """
 
     forward: bool
     micro_batch: int
     chunk: int = 0
+    half: Literal["both", "inputs", "weights"] = "both"  # of a backward pass
 
 
 class Unit(Protocol):

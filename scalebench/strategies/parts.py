@@ -227,7 +227,13 @@ class PartsOfModel(Strategy):
     def repeated(self) -> Traits:
         """Return the traits of replicas that do with each part what `rule` does, whatever moves a step consists of."""
         mesh = self.replica()
-        return replace(self.rule.traits, pipeline=mesh.pipeline, tensor=mesh.tensor, micro_batches=self.pieces())
+        return replace(
+            self.rule.traits,
+            pipeline=mesh.pipeline,
+            tensor=mesh.tensor,
+            folded=mesh.folded,
+            micro_batches=self.pieces(),
+        )
 
     @property
     def synchronisation(self) -> Synchronisation:

@@ -2,31 +2,51 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import ClassVar, Literal
 
 from pydantic import Field
 
+from scalebench.cluster.mesh import Mesh
 from scalebench.comm.base import Capability
 from scalebench.comm.engines import providing
-from scalebench.strategies.base import Worker
+from scalebench.strategies.base import Move, Worker
+from scalebench.strategies.parts import SCHEDULE, Schedule
 from scalebench.strategies.pipeline import Pipeline
 from scalebench.strategies.registry import register
 from scalebench.strategies.traits import Traits
+from scalebench.strategies.zero_bubble import zero_bubble
 
 
 @register("virtual")
 class VirtualTorchPipeline(Pipeline):
-    """ScheduleGPipe, Schedule1F1B and ScheduleInterleaved1F1B over the stages of `pipeline`.
+    """ScheduleGPipe, Schedule1F1B, ScheduleInterleaved1F1B and ScheduleZBVZeroBubble over the stages of `pipeline`.
 
-    A virtual run takes the steps of `pipeline`, whose order of micro-batches is that of torch.
+    zbv:  stage k of m holds chunks k and 2 m - 1 - k of the layers; backward passes come in halves, gradients of the
+          inputs first, and those of the weights fill the bubble
+
+    A virtual run takes the steps of `pipeline`, in the order of micro-batches of torch; halves of a backward pass take
+    equally long there, but for the first layers, which have no gradient of inputs.
     """
 
+    schedule: Schedule | Literal["zbv"] = Field("1f1b", description=SCHEDULE)  # type: ignore[assignment]
     recompute: Literal["none"] = Field("none", description="torch keeps all activations")
 
     name: ClassVar[str] = "torch_pipeline"
-    summary: ClassVar[str] = "the real torch.distributed.pipelining: GPipe, 1F1B, Interleaved1F1B (option schedule)"
-    source: ClassVar[str] = "torch.distributed.pipelining"
+    summary: ClassVar[str] = "the real torch.distributed.pipelining: GPipe, 1F1B, Interleaved1F1B, ZBV (schedule)"
+    source: ClassVar[str] = "torch.distributed.pipelining; zbv: Qi et al., ICLR 2024, arXiv 2401.10241"
     engines: ClassVar[tuple[str, ...]] = providing(Capability.PROCESS_GROUP)
+
+    def replica(self) -> Mesh:
+        return Mesh(pipeline=self.stages, folded=self.schedule == "zbv")
+
+    def groups(self) -> int:
+        return 2 * self.stages if self.schedule == "zbv" else super().groups()
+
+    def order(self, stage: int, stages: int, micro_batches: int) -> Iterator[Move]:
+        if self.schedule == "zbv":
+            return zero_bubble(stage, stages, micro_batches)
+        return super().order(stage, stages, micro_batches)
 
 
 @register()

@@ -49,6 +49,7 @@ class Traits:
     servers: int = 0  # 1: a parameter server answers the workers
     pipeline: int = 1  # stages of a replica
     tensor: int = 1  # workers that share the layers of a stage
+    folded: bool = False  # groups of layers are dealt to the stages forth and back
     micro_batches: int = 1  # into which a replica's batch is cut
     sharded: int = 0  # 1: workers keep shards of the optimizer's state, 2: of gradients too, 3: of parameters too
     mixed: bool = False  # layers are shared by numbers of workers of their own
@@ -79,7 +80,7 @@ class Traits:
             return Mesh(workers)
         if workers % parts:
             raise ValueError(f"{workers} workers are no multiple of {parts}, which `check` refuses")
-        return Mesh(workers // parts, self.pipeline, self.tensor)
+        return Mesh(workers // parts, self.pipeline, self.tensor, self.folded)
 
     def cuts_model(self, workers: int) -> bool:
         """Return True if `workers` compute with the model layer by layer."""

@@ -367,7 +367,7 @@ class Replica:
     def last_loss(self) -> Tensor:
         """The mean loss () of the latest batch; of a pipeline its last stage has it, and sends it when it is read."""
         if self._loss_is_elsewhere:
-            self.replica.broadcast_(self._last_loss, root=self.replica.size - 1)
+            self.replica.broadcast_(self._last_loss, root=self.mesh.last_part)
             self._loss_is_elsewhere = False
         return self._last_loss
 

@@ -56,6 +56,11 @@ class StageFacts:
     def is_last(self) -> bool:
         return self.stage == self.stages - 1
 
+    @property
+    def share_of_inputs(self) -> float:
+        """That of a backward pass for the gradients of the inputs, where it comes in halves: as counted in work."""
+        return 0.0 if self.is_first else 0.5
+
 
 class SegmentFacts(NamedTuple):
     """A segment of a stage: shapes of one sample of what it takes last and gives last, and shares of the model's work.
@@ -119,8 +124,11 @@ class StageCompute(Protocol):
     def forward(self, place: int, x: Tensor, y: Tensor, scale: float, clock: Clock) -> Tensor:
         """Return the output for micro-batch `place`: on the last stage its mean loss, whose gradient is scaled."""
 
-    def backward(self, place: int, gradient: Tensor | None, clock: Clock) -> Tensor:
-        """Add to the parameters' gradients; return that of the input."""
+    def backward(self, place: int, gradient: Tensor | None, clock: Clock, share: float = 1.0) -> Tensor:
+        """Add to the parameters' gradients; return that of the input. The clock takes a share of the pass."""
+
+    def finish(self, samples: int, clock: Clock, share: float) -> None:
+        """Take the time of a share of the backward pass of a micro-batch, which `backward` has left out."""
 
     def pieces(self, tensor: Tensor, sizes: list[int]) -> Sequence[Tensor]:
         """Return the samples of each micro-batch."""
@@ -142,9 +150,10 @@ class Chunk(NamedTuple):
 class Stage:
     """The chunks of layers that this worker holds, and its channels to the neighbouring stages.
 
-    The stage behind the last one is the first one, with its next chunk. Activations and gradients travel on
-    communicators of their own, and so do those of the way from the last stage to the first: messages of one kind then
-    never wait for the other, also where an engine carries those between two ranks one after the other (NCCL).
+    The stage behind the last one is the first one, with its next chunk; of a folded mesh it is the last one itself,
+    without messages. Activations and gradients travel on communicators of their own, and so do those of the way from
+    the last stage to the first: messages of one kind then never wait for the other, also where an engine carries those
+    between two ranks one after the other (NCCL).
     """
 
     def __init__(
@@ -153,10 +162,12 @@ class Stage:
         self.chunks, self._order, self._micro_batches = chunks, order, micro_batches
         self._stage, self._stages = chunks[0].facts.stage, mesh.pipeline
         self._programs: dict[int, tuple[list[int], list[Move]]] = {}  # by samples of a batch
-        self._before = (replica.rank - mesh.tensor) % replica.size
-        self._after = (replica.rank + mesh.tensor) % replica.size
+        self._mesh, self._rank = mesh, replica.rank
+        self._sent: list[Request] = []
+        self._handed_over: dict[tuple[int, int], Tensor] = {}  # by tag and micro-batch
         if mesh.pipeline > 1:
-            channels = [replica.split(lambda rank: rank * 0) for _ in range(2 if len(chunks) == 1 else 4)]
+            ways = 1 if len(chunks) == 1 or mesh.folded else 2
+            channels = [replica.split(lambda rank: rank * 0) for _ in range(2 * ways)]
             self._activations, self._gradients = channels[:2]
             self._activations_around, self._gradients_around = channels[-2:]
         # Samples of each chunk between their forward and their backward pass at the same time, after each forward pass.
@@ -172,7 +183,6 @@ class Stage:
         sizes, moves = self._program(samples)
         compute = self.chunks[0].compute
         inputs, targets = compute.pieces(batch.x, sizes), compute.pieces(batch.y, sizes)
-        sent: list[Request] = []
         total: Tensor | None = None
         for move in moves:
             place, size = move.micro_batch, sizes[move.micro_batch]
@@ -180,32 +190,53 @@ class Stage:
             if move.forward:
                 x = inputs[place]
                 if not facts.is_first:
-                    x = compute.room((size, *facts.takes))
-                    self._activations_into(self._stage).recv_(x, self._before, ACTIVATIONS)
+                    x = self._receive(ACTIVATIONS, facts.stage - 1, place, compute.room((size, *facts.takes)))
                 made = compute.forward(place, x, targets[place], weight * (size / samples), clock)
                 if facts.is_last:
                     total = compute.added(total, made, size / samples)
                 else:
-                    channel = self._activations_into(self._stage + 1)
-                    sent.append(channel.isend(made.detach().contiguous(), self._after, ACTIVATIONS))
+                    self._send(ACTIVATIONS, facts.stage + 1, place, made.detach())
+            elif move.half == "weights":
+                compute.finish(size, clock, 1 - facts.share_of_inputs)
             else:
                 gradient = None
                 if not facts.is_last:
-                    gradient = compute.room((size, *facts.gives))
-                    self._gradients_from(self._stage + 1).recv_(gradient, self._after, GRADIENTS)
-                back = compute.backward(place, gradient, clock)
+                    gradient = self._receive(GRADIENTS, facts.stage + 1, place, compute.room((size, *facts.gives)))
+                share = facts.share_of_inputs if move.half == "inputs" else 1.0
+                back = compute.backward(place, gradient, clock, share)
                 if not facts.is_first:
-                    channel = self._gradients_from(self._stage)
-                    sent.append(channel.isend(back.contiguous(), self._before, GRADIENTS))
-        for request in sent:
+                    self._send(GRADIENTS, facts.stage - 1, place, back)
+        for request in self._sent:
             request.wait()
+        self._sent.clear()
         return total
 
-    def _activations_into(self, stage: int) -> Communicator:
-        return self._activations if stage % self._stages else self._activations_around
+    def _receive(self, tag: int, group: int, place: int, room: Tensor) -> Tensor:
+        """Return what came from the worker with a group of layers, of micro-batch `place`; received into `room`."""
+        rank = self._rank_with(group)
+        if rank == self._rank:
+            return self._handed_over.pop((tag, place))
+        self._channel(tag, group + 1 if tag == ACTIVATIONS else group).recv_(room, rank, tag)
+        return room
 
-    def _gradients_from(self, stage: int) -> Communicator:
-        return self._gradients if stage % self._stages else self._gradients_around
+    def _send(self, tag: int, group: int, place: int, tensor: Tensor) -> None:
+        rank = self._rank_with(group)
+        if rank == self._rank:
+            self._handed_over[tag, place] = tensor
+            return
+        channel = self._channel(tag, group if tag == ACTIVATIONS else group + 1)
+        self._sent.append(channel.isend(tensor.contiguous(), rank, tag))
+
+    def _rank_with(self, group: int) -> int:
+        """Return the worker of this replica that holds the same share of a group of layers."""
+        return self._mesh.stage_with(group) * self._mesh.tensor + self._rank % self._mesh.tensor
+
+    def _channel(self, tag: int, group: int) -> Communicator:
+        """Return the communicator of the border before a group of layers."""
+        around = group % self._stages == 0
+        if tag == ACTIVATIONS:
+            return self._activations_around if around else self._activations
+        return self._gradients_around if around else self._gradients
 
     def _program(self, samples: int) -> tuple[list[int], list[Move]]:
         """Return the sizes of the micro-batches of so many samples, and the moves of the stage."""
@@ -228,7 +259,8 @@ def most_kept(moves: Iterable[Move], sizes: Sequence[int], chunks: int) -> set[t
         if rises and not move.forward:
             found.add(tuple(now))
         rises = move.forward
-        now[move.chunk] += sizes[move.micro_batch] if move.forward else -sizes[move.micro_batch]
+        if move.half != "inputs":  # whose activations are needed once more
+            now[move.chunk] += sizes[move.micro_batch] if move.forward else -sizes[move.micro_batch]
     return found
 
 
@@ -301,7 +333,7 @@ class StageArithmetic:
                 state = outputs
         return state[-1], passes
 
-    def backward(self, place: int, gradient: Tensor | None, clock: Clock) -> Tensor:
+    def backward(self, place: int, gradient: Tensor | None, clock: Clock, share: float = 1.0) -> Tensor:
         gradients = [self._of_loss.pop(place) if gradient is None else gradient]
         passes = self._kept.pop(place)
         if self._recompute == "all":
@@ -318,7 +350,7 @@ class StageArithmetic:
                 roots, seeds = zip(*tracked, strict=True)
                 run_backward(roots, seeds)
             found = [own if own.grad is None else own.grad for own in inputs]
-            clock.did(Task.BACKWARD, len(inputs[0]), size.backward)
+            clock.did(Task.BACKWARD, len(inputs[0]), size.backward * share)
             if segment.divided:
                 total = found[0].contiguous()
                 if size.needed:
@@ -326,6 +358,10 @@ class StageArithmetic:
                 found = [*gradients[:-1], total]
             gradients = found
         return gradients[0]
+
+    def finish(self, samples: int, clock: Clock, share: float) -> None:
+        for size in reversed(self.sizes):
+            clock.did(Task.BACKWARD, samples, size.backward * share)
 
     def pieces(self, tensor: Tensor, sizes: list[int]) -> Sequence[Tensor]:
         return torch.split(tensor, sizes)
@@ -391,17 +427,21 @@ class StageShapes:
             if size.divided:
                 self._sharing.allreduce_(self.room((samples, *size.gives)))
 
-    def backward(self, place: int, gradient: Tensor | None, clock: Clock) -> Tensor:
+    def backward(self, place: int, gradient: Tensor | None, clock: Clock, share: float = 1.0) -> Tensor:
         samples = self._samples[place]
         if self._recompute == "all":
             self._through(samples, clock)
         for size in reversed(self._sizes):
             if self._recompute == "layer":
                 clock.did(Task.FORWARD, samples, size.forward)
-            clock.did(Task.BACKWARD, samples, size.backward)
+            clock.did(Task.BACKWARD, samples, size.backward * share)
             if size.divided and size.needed:
                 self._sharing.allreduce_(self.room((samples, *size.takes)))
         return self.room((samples, *self._facts.takes))
+
+    def finish(self, samples: int, clock: Clock, share: float) -> None:
+        for size in reversed(self._sizes):
+            clock.did(Task.BACKWARD, samples, size.backward * share)
 
     def pieces(self, tensor: Tensor, sizes: list[int]) -> Sequence[Tensor]:
         return [self.room((size,)) for size in sizes]

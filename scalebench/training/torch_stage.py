@@ -2,20 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.autograd.graph import register_multi_grad_hook
-from torch.distributed.pipelining import PipelineStage, Schedule1F1B, ScheduleGPipe, ScheduleInterleaved1F1B
+from torch.distributed.pipelining import (
+    PipelineStage,
+    Schedule1F1B,
+    ScheduleGPipe,
+    ScheduleInterleaved1F1B,
+    ScheduleZBVZeroBubble,
+)
 
 from scalebench.data.layout import cut
 from scalebench.strategies.base import Batch
 from scalebench.system.clock import Clock, Task
 from scalebench.training.stage import Chunk, StageArithmetic
 
-_SCHEDULES: dict[str, Any] = {"gpipe": ScheduleGPipe, "1f1b": Schedule1F1B, "interleaved": ScheduleInterleaved1F1B}
+_OF_A_STAGE: dict[str, Any] = {"gpipe": ScheduleGPipe, "1f1b": Schedule1F1B}
+_OF_CHUNKS: dict[str, Any] = {"interleaved": ScheduleInterleaved1F1B, "zbv": ScheduleZBVZeroBubble}
 
 
 class TorchStage:
@@ -72,7 +79,7 @@ class TorchStage:
             for facts, module in self._chunks:
                 takes = self._like.new_empty((room, *facts.takes)).requires_grad_(not facts.is_first)
                 gives = self._like.new_empty((room, *facts.gives)).requires_grad_()
-                stage = PipelineStage(
+                stage = TimedStage(
                     module,
                     facts.stage,
                     facts.stages,
@@ -82,42 +89,45 @@ class TorchStage:
                     group=self._replica.process_group,
                 )
                 stages.append(stage)
-            held: Any = stages if self._schedule == "interleaved" else stages[0]
-            made = _SCHEDULES[self._schedule](held, micro_batches, loss_fn=self._loss_of, scale_grads=False)
-            self._schedules[key] = made
+            options = {"loss_fn": self._loss_of, "scale_grads": False}
+            if self._schedule in _OF_CHUNKS:
+                self._schedules[key] = _OF_CHUNKS[self._schedule](stages, micro_batches, **options)
+            else:
+                self._schedules[key] = _OF_A_STAGE[self._schedule](*stages, micro_batches, **options)
         return self._schedules[key]
 
     def _count(self, micro_batches: int, room: int) -> None:
         """Count the messages of a step, which torch has sent."""
         number = self._like.element_size()
+        own = {facts.stage for facts, _ in self._chunks}
         for facts, _ in self._chunks:
-            shapes = [facts.gives] * (not facts.is_last) + [facts.takes] * (not facts.is_first)
-            for shape in shapes:
+            ends = ((facts.stage + 1, facts.gives), (facts.stage - 1, facts.takes))
+            for shape in (shape for other, shape in ends if other in range(facts.stages) and other not in own):
                 nbytes = number * room * torch.Size(shape).numel()
                 self._replica.messages(micro_batches * nbytes)
 
 
 class TimedChunk(nn.Module):
-    """The modules of a chunk, with laps of the clock around both passes of each micro-batch.
+    """The modules of a chunk, with laps of the clock around the passes of each micro-batch.
 
-    Micro-batches come in order, and so do their gradients.
+    Forward passes come in the order of the micro-batches.
     """
 
     def __init__(self, chunk: Chunk) -> None:
         super().__init__()
         compute = chunk.compute
         assert isinstance(compute, StageArithmetic)
+        self.facts = chunk.facts
         self._inner = nn.Sequential(*(segment.module for segment in compute.segments))
         self._shares = sum(size.forward for size in compute.sizes), sum(size.backward for size in compute.sizes)
         self._sizes: list[int] = []
-        self._forwards = self._backwards = 0
+        self._forwards = 0
         self._clock: Clock | None = None
-        register_multi_grad_hook([each for each in self.parameters() if each.requires_grad], self._ended)
 
     def begin(self, sizes: list[int], clock: Clock) -> None:
         """Prepare for a step with micro-batches of `sizes` samples."""
         self._sizes, self._clock = sizes, clock
-        self._forwards = self._backwards = 0
+        self._forwards = 0
 
     def forward(self, x: Tensor) -> Tensor:
         assert self._clock is not None
@@ -126,19 +136,35 @@ class TimedChunk(nn.Module):
         self._clock.did(Task.COMM)
         made: Tensor = self._inner(x[:samples])
         self._clock.did(Task.FORWARD, samples, self._shares[0])
-        made.register_hook(self._began)
         if samples < len(x):
             made = torch.cat([made, made.new_zeros((len(x) - samples, *made.shape[1:]))])
+        if made._is_view():  # torch detaches outputs in place, after the first half of a backward pass
+            made = made.clone(memory_format=torch.contiguous_format)
         return made.contiguous()  # torch sends the memory as it lies
 
-    def _began(self, gradient: Tensor) -> None:
+    @contextmanager
+    def backward_pass(self, place: int, share: float) -> Iterator[None]:
+        """Take the time inside the context as a share of the backward pass of a micro-batch."""
         assert self._clock is not None
         self._clock.did(Task.COMM)
+        yield
+        self._clock.did(Task.BACKWARD, self._sizes[place], self._shares[1] * share)
 
-    def _ended(self, gradients: Sequence[Tensor | None]) -> None:
-        assert self._clock is not None
-        self._clock.did(Task.BACKWARD, self._sizes[self._backwards], self._shares[1])
-        self._backwards += 1
+
+class TimedStage(PipelineStage):
+    """A stage of torch whose backward passes, whole or in halves, are laps of the clock."""
+
+    submod: TimedChunk
+
+    def backward_one_chunk(
+        self, bwd_chunk_id: int, loss: Any = None, full_backward: bool = True, last_backward: bool = False
+    ) -> None:
+        with self.submod.backward_pass(bwd_chunk_id, 1.0 if full_backward else self.submod.facts.share_of_inputs):
+            super().backward_one_chunk(bwd_chunk_id, loss, full_backward, last_backward)
+
+    def backward_weight_one_chunk(self, bwd_chunk_id: int, last_backward: bool = False) -> None:
+        with self.submod.backward_pass(bwd_chunk_id, 1 - self.submod.facts.share_of_inputs):
+            super().backward_weight_one_chunk(bwd_chunk_id, last_backward)
 
 
 def _filled(x: Tensor, sizes: list[int]) -> Tensor:

@@ -11,7 +11,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
-from torch.distributed.pipelining import ScheduleInterleaved1F1B
+from torch.distributed.pipelining import ScheduleInterleaved1F1B, ScheduleZBVZeroBubble
 
 from scalebench.cluster.mesh import Mesh
 from scalebench.errors import ModelError, StudyError
@@ -35,6 +35,7 @@ MODELS = {
     "mlp": {"mlp": {"hidden": [8, 12, 4]}},
     "convolutional": f"{FOLDER / 'convolutional.py'}:build",
     "transformer": f"{FOLDER / 'vision_transformer.py'}:build",
+    "deep": {"mlp": {"hidden": [8] * 7}},
 }
 EXACT = {"atol": 1e-12, "rtol": 0}  # float64, weights of order 1
 
@@ -83,7 +84,7 @@ def balanced(strategy, model):
 CUTS = [  # the first convolution of one plane has no partner in a chunk of its own
     (model, *case)
     for case in CASES
-    for model in MODELS
+    for model in ("mlp", "convolutional", "transformer")
     if model != "convolutional" or "interleaved" not in str(case) or "tensor" not in str(case)
 ]
 
@@ -236,6 +237,24 @@ def test_interleaved_is_the_order_of_torch(stages, chunks, pieces):
         assert [(move.forward, move.micro_batch, move.chunk * stages + stage) for move in moves] == expected
 
 
+@pytest.mark.parametrize(("stages", "pieces"), [(2, 4), (4, 2), (4, 8), (3, 7)])
+def test_zbv_is_the_order_of_torch(stages, pieces):
+    """With fewer micro-batches than 2 m - 1, too."""
+    own = registry.create("torch_pipeline", {"stages": stages, "micro_batches": pieces, "schedule": "zbv"}, "virtual")
+    theirs = object.__new__(ScheduleZBVZeroBubble)  # of no process group
+    vars(theirs).update(pp_group_size=stages, num_stages=2 * stages, _n_microbatches=pieces)
+    names = {"inputs": "BACKWARD_INPUT", "weights": "BACKWARD_WEIGHT"}
+    for stage in range(stages):
+        actions = [each for each in theirs._calculate_single_rank_operations(stage) if each is not None]
+        expected = [(each.computation_type.name, each.microbatch_index, each.stage_index) for each in actions]
+        assert len(expected) == 3 * 2 * pieces
+        groups = Mesh(pipeline=stages, folded=True).groups_of(stage, 2 * stages)
+        found = own.order(stage, stages, pieces)
+        assert expected == [
+            ("FORWARD" if move.forward else names[move.half], move.micro_batch, groups[move.chunk]) for move in found
+        ]
+
+
 @given(st.integers(2, 5), st.integers(2, 4), st.integers(1, 13))
 def test_no_stage_waits_for_ever(stages, chunks, pieces):
     """In any number of micro-batches, as the last batch of an epoch may have fewer samples."""
@@ -290,6 +309,18 @@ def test_chunks_shorten_the_bubble(make_run, patterns, machine):
     assert found["interleaved"].compute_s == pytest.approx(found["1f1b"].compute_s, rel=1e-9)
     assert 0 < found["interleaved"].bubble_s < 0.7 * found["1f1b"].bubble_s
     assert found["interleaved"].train_s < found["1f1b"].train_s
+
+
+def test_halves_of_backward_passes_shorten_the_bubble(make_run, patterns, machine):
+    """Of equal layers that of interleaved, with as many chunks, is longer."""
+    values = {"model": {"mlp": {"hidden": [64] * 7}}, "batch_per_worker": 96, "epochs": 1, "execution": "modelled"}
+    found = {}
+    for schedule in ("interleaved", "zbv"):
+        options = {"stages": 4, "micro_batches": 8, "schedule": schedule}
+        run = make_run({"torch_pipeline": options}, 4, **values)
+        found[schedule] = row_of(run, simulate(run, patterns, machine)[0])
+    assert found["zbv"].compute_s == pytest.approx(found["interleaved"].compute_s, rel=1e-9)
+    assert 0 < found["zbv"].bubble_s < found["interleaved"].bubble_s
 
 
 def test_micro_batches_shorten_a_step_and_placement_does_not(play, patterns):

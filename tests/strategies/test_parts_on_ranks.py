@@ -26,6 +26,9 @@ PIPELINES = {  # model, options of torch_pipeline, ranks, replicas, micro-batche
     "pipeline-2": ("convolutional", {"schedule": "gpipe", "stages": 3}, 3, 1, 4, 8),
     "pipeline-3": ("convolutional", {"schedule": "interleaved"}, 2, 1, 4, 10),  # of 9 and 10, in pieces of 2 and 3
     "pipeline-4": ("transformer", {"stages": 4}, 4, 1, 4, 10),
+    "pipeline-5": ("convolutional", {"schedule": "zbv"}, 2, 1, 4, 10),
+    "pipeline-6": ("transformer", {"schedule": "zbv"}, 4, 2, 4, 8),
+    "pipeline-7": ("deep", {"schedule": "zbv", "stages": 4, "micro_batches": 8}, 4, 1, 8, 16),
 }
 SHARDS = {  # model, ranks, shard
     "shards-0": ("mlp", 2, 3),
