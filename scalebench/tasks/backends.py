@@ -1,7 +1,7 @@
 """Where tasks are computed: processes of this node, dask.distributed, Ray. One class and one line of `BACKENDS` each.
 
-A backend calls `done(ticket, result)` when a task has ended, from any thread, with an `EngineError` for a task whose
-process died. It computes at most one task of a worker at a time.
+The result of a task is an `EngineError` if it failed, a `DeadWorkerError` if its process died. Backends compute at most
+one task of a worker at a time.
 """
 
 from __future__ import annotations
@@ -12,23 +12,20 @@ import os
 import platform
 from collections import Counter
 from collections.abc import Callable
+from multiprocessing.connection import wait
+from queue import Empty, SimpleQueue
 from typing import Any, Protocol
 
 from scalebench.errors import EngineError, in_one_line
 from scalebench.formatting import counted
 from scalebench.study.spec import TaskOptions
 from scalebench.tasks.block import TRIM
-from scalebench.tasks.process import ProcessDied, TaskProcess
+from scalebench.tasks.process import DeadWorkerError, Ended, TaskProcess
 
 ANSWER_S = 10.0  # for a scheduler to answer
 _START_S = 60.0  # for its workers to start
 _TOPIC = "scalebench"  # of events on a dask scheduler
 _NUMBERS = itertools.count()  # of clients of this process
-Done = Callable[[int, Any], None]
-
-
-class DeadWorkerError(EngineError):
-    """The process that computed a task has ended before the task."""
 
 
 class Backend(Protocol):
@@ -37,8 +34,11 @@ class Backend(Protocol):
     def submit(self, ticket: int, place: int, function: Callable[..., Any], *arguments: Any) -> None:
         """Begin to compute a task, preferably where those of equal `place` were computed."""
 
+    def ended(self, timeout_s: float) -> list[Ended]:
+        """Return tasks that have ended, waiting for the first so long at most."""
+
     def everywhere(self, function: Callable[..., Any], *arguments: Any) -> list[Any]:
-        """Return the results of `function` in each process."""
+        """Return the results of `function` in each process; no task is under way."""
 
     def repeated(self) -> int:
         """Return the number of tasks that the backend itself has begun again since the last call."""
@@ -50,13 +50,11 @@ class Backend(Protocol):
 class Processes:
     """One process of this node for each worker, so that a process that dies takes one task along."""
 
-    def __init__(self, options: TaskOptions, workers: int, done: Done) -> None:
-        self._done = done
+    def __init__(self, options: TaskOptions, workers: int) -> None:
         self._processes = [TaskProcess() for _ in range(workers)]
 
     def submit(self, ticket: int, place: int, function: Callable[..., Any], *arguments: Any) -> None:
-        future = self._alive(place % len(self._processes)).submit(function, *arguments)
-        future.add_done_callback(lambda ended: _pass_on(self._done, ticket, ended, ProcessDied))
+        self._alive(place % len(self._processes)).submit(ticket, function, *arguments)
 
     def _alive(self, place: int) -> TaskProcess:
         """Return the process of a place; another one if it has died."""
@@ -64,10 +62,22 @@ class Processes:
             self._processes[place] = TaskProcess()
         return self._processes[place]
 
+    def ended(self, timeout_s: float) -> list[Ended]:
+        busy = [process for process in self._processes if process.is_busy]
+        ready = wait([process.pipe for process in busy], timeout_s)
+        return [
+            (ticket, _result(value)) for process in busy if process.pipe in ready for ticket, value in process.ended()
+        ]
+
     def everywhere(self, function: Callable[..., Any], *arguments: Any) -> list[Any]:
-        places = range(len(self._processes))
-        futures = [self._alive(place).submit(function, *arguments) for place in places]
-        return [future.result() for future in futures]
+        processes = [self._alive(place) for place in range(len(self._processes))]
+        for process in processes:
+            process.submit(None, function, *arguments)
+        results = [value for process in processes for _, value in process.ended()]
+        for result in results:
+            if isinstance(result, BaseException):
+                raise result
+        return results
 
     def repeated(self) -> int:
         return 0
@@ -80,10 +90,11 @@ class Processes:
 class Dask:
     """`dask.distributed`: the scheduler of `tasks.scheduler`, or a cluster of processes on this node."""
 
-    def __init__(self, options: TaskOptions, workers: int, done: Done) -> None:
+    def __init__(self, options: TaskOptions, workers: int) -> None:
         from distributed import Client, KilledWorker
 
-        self._done, self._killed = done, KilledWorker
+        self._killed = KilledWorker
+        self._ended: SimpleQueue[Ended] = SimpleQueue()
         self._name = f"scalebench-{platform.node()}-{os.getpid()}-{next(_NUMBERS)}"
         self._repeated = 0
         self._cluster = None if options.scheduler else _local_cluster(workers)
@@ -103,7 +114,10 @@ class Dask:
     def submit(self, ticket: int, place: int, function: Callable[..., Any], *arguments: Any) -> None:
         name = f"{self._name}-{ticket}"
         future = self._client.submit(_announced, name, function, *arguments, pure=False, key=name)
-        future.add_done_callback(lambda ended: _pass_on(self._done, ticket, ended, self._killed))
+        future.add_done_callback(lambda future: _pass_on(self._ended, ticket, future, self._killed))
+
+    def ended(self, timeout_s: float) -> list[Ended]:
+        return _first(self._ended, timeout_s)
 
     def everywhere(self, function: Callable[..., Any], *arguments: Any) -> list[Any]:
         return list(self._client.run(function, *arguments).values())
@@ -166,10 +180,11 @@ def _local_cluster(workers: int) -> Any:
 class Ray:
     """Ray: the cluster of `tasks.scheduler`, or one on this node."""
 
-    def __init__(self, options: TaskOptions, workers: int, done: Done) -> None:
+    def __init__(self, options: TaskOptions, workers: int) -> None:
         import ray
 
-        self._done, self._ray, self._workers = done, ray, workers
+        self._ray, self._workers = ray, workers
+        self._ended: SimpleQueue[Ended] = SimpleQueue()
         if options.scheduler:
             ray.init(address=options.scheduler, logging_level="error")
         else:
@@ -178,9 +193,11 @@ class Ray:
     def submit(self, ticket: int, place: int, function: Callable[..., Any], *arguments: Any) -> None:
         task = self._ray.remote(num_cpus=1, max_retries=0)(function)
         future = task.remote(*arguments).future()
-        future.add_done_callback(
-            lambda ended: _pass_on(self._done, ticket, ended, self._ray.exceptions.WorkerCrashedError)
-        )
+        death = self._ray.exceptions.WorkerCrashedError
+        future.add_done_callback(lambda future: _pass_on(self._ended, ticket, future, death))
+
+    def ended(self, timeout_s: float) -> list[Ended]:
+        return _first(self._ended, timeout_s)
 
     def everywhere(self, function: Callable[..., Any], *arguments: Any) -> list[Any]:
         task = self._ray.remote(num_cpus=1)(function)
@@ -194,17 +211,29 @@ class Ray:
         self._ray.shutdown()
 
 
-def _pass_on(done: Done, ticket: int, ended: Any, death: type[BaseException]) -> None:
-    """Pass the result of an ended task on, or what it raised."""
-    if ended.cancelled():
+def _pass_on(ended: SimpleQueue[Ended], ticket: int, future: Any, death: type[BaseException]) -> None:
+    """Put an ended task into the queue; called by a thread of its backend."""
+    if future.cancelled():
         return
-    error = ended.exception()
+    error = future.exception()
     if isinstance(error, death):
-        done(ticket, DeadWorkerError(in_one_line(error)))
-    elif error is not None:
-        done(ticket, EngineError(f"a task failed: {in_one_line(error)}"))
-    else:
-        done(ticket, ended.result())
+        error = DeadWorkerError(in_one_line(error))
+    ended.put((ticket, future.result() if error is None else _result(error)))
 
 
-BACKENDS: dict[str, Callable[[TaskOptions, int, Done], Backend]] = {"processes": Processes, "dask": Dask, "ray": Ray}
+def _result(value: Any) -> Any:
+    """Return the result of a task, for what it raised the error that says so."""
+    if isinstance(value, BaseException) and not isinstance(value, DeadWorkerError):
+        return EngineError(f"a task failed: {in_one_line(value)}")
+    return value
+
+
+def _first(ended: SimpleQueue[Ended], timeout_s: float) -> list[Ended]:
+    """Return the first of the queue, if one comes in time."""
+    try:
+        return [ended.get(timeout=timeout_s)]
+    except Empty:
+        return []
+
+
+BACKENDS: dict[str, Callable[[TaskOptions, int], Backend]] = {"processes": Processes, "dask": Dask, "ray": Ray}

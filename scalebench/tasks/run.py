@@ -7,10 +7,8 @@ workers or of their arrival. Times are those of the wall clock.
 
 from __future__ import annotations
 
-import queue
 import time
-from collections.abc import Callable, Container, Iterator, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Container, Hashable, Iterator, Mapping, Sequence
 from functools import partial
 from itertools import count
 from pathlib import Path
@@ -27,8 +25,9 @@ from scalebench.strategies import registry
 from scalebench.strategies.base import Batch
 from scalebench.study.spec import Run, TaskOptions
 from scalebench.system.clock import Task, WallClock
-from scalebench.tasks.backends import BACKENDS, Backend, DeadWorkerError
+from scalebench.tasks.backends import BACKENDS, Backend
 from scalebench.tasks.block import RESET, Failed, Job, Piece, State, Steps, Trained, prepare, train_block
+from scalebench.tasks.process import DeadWorkerError
 from scalebench.training.initial_weights import save_weights
 from scalebench.training.loop import evaluate, train
 from scalebench.training.outcome import Lap, Outcome, RunFacts, WorkerReport
@@ -119,15 +118,10 @@ class _Tasks(Scheduler):
     def __init__(self, seed: int, deadline: float) -> None:
         super().__init__(seed=seed, ties="rank")
         self._deadline = deadline
-        self._ended: queue.SimpleQueue[tuple[int, Any]] = queue.SimpleQueue()
-        self._of_ticket: dict[int, int] = {}
+        self._of_ticket: dict[Hashable, int] = {}  # the worker of a task under way
         self._results: dict[int, Any] = {}
         self.backend: Backend | None = None
         self.retrained = 0  # blocks that were trained again, as their process died
-
-    def done(self, ticket: int, result: Any) -> None:
-        """Note the result of a task; called from any thread."""
-        self._ended.put((ticket, result))
 
     def is_busy(self) -> bool:
         """Return True if a task is under way."""
@@ -164,15 +158,17 @@ class _Tasks(Scheduler):
     def awaited(self) -> bool:
         if not self._of_ticket:
             return False
-        ticket, result = -1, None
-        while ticket not in self._of_ticket:
-            with suppress(queue.Empty):
-                ticket, result = self._ended.get(timeout=_POLL_S)
+        assert self.backend is not None
+        is_awaited = False
+        while not is_awaited:
+            for ticket, result in self.backend.ended(_POLL_S):
+                if ticket in self._of_ticket:  # else of a run that was ended
+                    worker = self._of_ticket.pop(ticket)
+                    self._results[worker] = result
+                    self.wake(worker, time.perf_counter())
+                    is_awaited = True
             if time.perf_counter() > self._deadline:
                 raise TimeLimitError("the time limit was over while a task was under way")
-        worker = self._of_ticket.pop(ticket)
-        self._results[worker] = result
-        self.wake(worker, time.perf_counter())
         return True
 
 
@@ -307,12 +303,8 @@ class TaskRuns:
         options = run.tasks
         if options not in self._backends:
             self.close()
-            self._backends[options] = BACKENDS[options.backend](options, self._most, self._done)
+            self._backends[options] = BACKENDS[options.backend](options, self._most)
         return self._backends[options]
-
-    def _done(self, ticket: int, result: Any) -> None:
-        if self._tasks is not None:  # else of a run that was ended
-            self._tasks.done(ticket, result)
 
     def _played(self, run: Run, backend: Backend) -> Outcome:
         torch.set_num_threads(1)

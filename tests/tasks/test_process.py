@@ -9,7 +9,7 @@ import time
 import pytest
 
 from scalebench.errors import EngineError, RunError
-from scalebench.tasks.process import ProcessDied, TaskProcess
+from scalebench.tasks.process import DeadWorkerError, TaskProcess
 
 
 @pytest.fixture
@@ -30,14 +30,32 @@ def raises(kind, *arguments):
     raise kind(*arguments)
 
 
+def computed(process, function, *arguments):
+    process.submit("only", function, *arguments)
+    ((ticket, result),) = process.ended()
+    assert ticket == "only"
+    return result
+
+
 def test_results_come_in_the_order_of_tasks_of_any_size(process):
     sizes = [0, 10, 10_000_000, 3]
-    futures = [process.submit(bytes, size) for size in sizes]
-    assert [len(future.result(60)) for future in futures] == sizes
+    for ticket, size in enumerate(sizes):
+        process.submit(ticket, bytes, size)
+    ended = [process.ended() for _ in sizes]
+    assert [(ticket, len(result)) for ((ticket, result),) in ended] == list(enumerate(sizes))
+    assert not process.is_busy
+
+
+def test_large_tasks_and_large_results_pass_each_other(process):
+    """Neither side writes what fills the pipe while the other one writes too."""
+    large = bytes(10_000_000)
+    for ticket in range(3):
+        process.submit(ticket, bytes, large)
+    assert [process.ended() for _ in range(3)] == [[(ticket, large)] for ticket in range(3)]
 
 
 def test_tasks_are_computed_in_a_process_of_their_own(process):
-    assert process.submit(os.getpid).result(60) == process.pid != os.getpid()
+    assert computed(process, os.getpid) == process.pid != os.getpid()
 
 
 @pytest.mark.parametrize(
@@ -49,28 +67,32 @@ def test_tasks_are_computed_in_a_process_of_their_own(process):
     ],
 )
 def test_errors_arrive_and_the_process_goes_on(process, error, arrives):
-    found = process.submit(raises, *error).exception(60)
+    found = computed(process, raises, *error)
     assert type(found) is type(arrives)
     assert str(found).startswith(str(arrives))
-    assert process.submit(abs, -2).result(60) == 2
+    assert computed(process, abs, -2) == 2
 
 
 def test_a_result_that_cannot_be_sent_is_an_error(process):
-    assert process.submit(eval, "lambda: 0").exception(60) is not None
-    assert process.submit(abs, -2).result(60) == 2
+    assert isinstance(computed(process, eval, "lambda: 0"), Exception)
+    assert computed(process, abs, -2) == 2
 
 
 def test_the_death_of_a_process_ends_its_tasks(process):
-    under_way, waiting = process.submit(time.sleep, 60), process.submit(abs, -2)
+    process.submit("under way", time.sleep, 60)
+    process.submit("waiting", abs, -2)
     os.kill(process.pid, signal.SIGKILL)
-    for future in (under_way, waiting):
-        assert isinstance(future.exception(60), ProcessDied)
+    ended = process.ended()
+    assert [ticket for ticket, _ in ended] == ["under way", "waiting"]
+    assert all(isinstance(error, DeadWorkerError) and "exit code -9" in str(error) for _, error in ended)
     assert process.is_dead
-    assert isinstance(process.submit(abs, -2).exception(60), ProcessDied)
+    process.submit("late", abs, -2)
+    ((_, error),) = process.ended()
+    assert isinstance(error, DeadWorkerError)
 
 
-def test_closing_says_nothing_of_what_is_under_way(process):
-    under_way = process.submit(time.sleep, 60)
+def test_closing_ends_what_is_under_way(process):
+    process.submit("under way", time.sleep, 60)
     process.close()
     process._process.join(60)
-    assert not under_way.done()
+    assert process.is_dead
