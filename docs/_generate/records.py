@@ -111,6 +111,8 @@ measured. `scalebench diagnose` reads them.
   when training has ended: by cpufreq (`scaling_cur_freq`), else from /proc/cpuinfo. Most virtual machines report a
   constant.
 - `worker_throttles` is counted by the kernel (`thermal_throttle/`), which most virtual machines leave out.
+- `worker_gpu_mhz_before`, `worker_gpu_mhz_after` and `worker_gpu_slowdowns` are read by NVML, the reasons after each
+  epoch and at the end: `power-cap` (the limit of its power), `thermal`, `power-brake` (the power supply), `hardware`.
 - `worker_clock_offset_s` is measured before training by ten exchanges with worker 0, of which the shortest counts: a
   worker that answers with its time T between t0 and t1 is ahead by T - (t0 + t1) / 2, within (t1 - t0) / 2
   (`worker_clock_error_s`). Traces of several nodes are corrected by the offsets of the clocks that measure durations,

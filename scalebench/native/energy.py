@@ -6,7 +6,6 @@ energy: neither the sum of the other parts nor zero would be right.
 
 from __future__ import annotations
 
-import ctypes
 import math
 import os
 import shutil
@@ -16,8 +15,9 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Protocol
 
+from scalebench.native.nvml import Gpu
+
 POWERCAP = Path("/sys/class/powercap")
-NVML = "libnvidia-ml.so.1"
 _SLURM_S = 10.0  # longest wait for an answer
 _UNKNOWN_TO_SLURM = (2.0**32 - 2, 2.0**64 - 2)  # its NO_VAL and NO_VAL64
 _SOURCES = ("rapl", "nvml", "slurm")
@@ -74,23 +74,9 @@ def rapl(root: Path) -> Counter:
     return Counter(lambda: [_whole(file) for file in files], 1e6, largest)
 
 
-def nvml(uuid: str, library: str = NVML) -> Counter:
-    """The counter of the GPU with this `uuid`, by NVML (Volta and later)."""
-    device, millijoules = ctypes.c_void_p(), ctypes.c_ulonglong()
-    name = uuid if uuid.startswith(("GPU-", "MIG-")) else f"GPU-{uuid}"
-
-    def read() -> list[float | None]:
-        with suppress(OSError, AttributeError):
-            found = ctypes.CDLL(library)
-            if (
-                found.nvmlInit_v2() == 0
-                and found.nvmlDeviceGetHandleByUUID(name.encode(), ctypes.byref(device)) == 0
-                and found.nvmlDeviceGetTotalEnergyConsumption(device, ctypes.byref(millijoules)) == 0
-            ):
-                return [millijoules.value]
-        return [None]
-
-    return Counter(read, 1e3)
+def nvml(gpu: Gpu) -> Counter:
+    """The counter of a GPU, by NVML."""
+    return Counter(lambda: [gpu.millijoules()], 1e3)
 
 
 def slurm_joules() -> dict[str, float]:
@@ -143,14 +129,14 @@ class Meter:
         *,
         first_on_node: bool,
         first: bool,
-        gpu: str | None,
+        gpu: Gpu | None,
         slurm: Callable[[], Mapping[str, float]] = slurm_joules,
     ) -> None:
         self._rapl = rapl(POWERCAP) if first_on_node else None
         self._counters: dict[str, EnergyCounter] = {}
         if self._rapl is not None:
             self._counters["rapl"] = self._rapl
-        if gpu:
+        if gpu is not None:
             self._counters["nvml"] = nvml(gpu)
         if first:
             self._counters["slurm"] = SlurmCounter(slurm)

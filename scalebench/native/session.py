@@ -28,6 +28,7 @@ from scalebench.native.energy import Joules, Meter, total
 from scalebench.native.heartbeat import Heartbeat, Phase
 from scalebench.native.job_files import Job
 from scalebench.native.laps import ClockOffset, TracedClock, TracedPacedClock, align, clock_offsets
+from scalebench.native.nvml import Gpu, GpuClocks
 from scalebench.native.processor import (
     Cores,
     device_name,
@@ -172,16 +173,22 @@ class Session:
             DivergedError: the training became NaN or infinite.
         """
         ends: list[float] = []
-        meter, before = self._meter(), Cores.now()
+        gpu = self._gpu()
+        meter, before = self._meter(gpu), Cores.now()
+        clocks = GpuClocks(gpu) if gpu is not None else None
 
         def on_begin() -> None:
             nonlocal before
             before = Cores.now()
+            if clocks is not None:
+                clocks.begin()
             meter.begin()
 
         def on_epoch(epoch: int) -> None:
             ends.append(clock.mark)
             meter.look()
+            if clocks is not None:
+                clocks.look()
 
         self.heart.enter(Phase.TRAINING)
         replica.on_batch = self.heart.begin_batch
@@ -197,6 +204,10 @@ class Session:
             report.laps = clock.laps
         report.paced_overrun = clock.overrun if isinstance(clock, PacedClock) else None
         _set_cores(report, before, Cores.now())
+        if clocks is not None:
+            clocks.end()
+            report.gpu_mhz_before, report.gpu_mhz_after = clocks.mhz_before, clocks.mhz_after
+            report.gpu_slowdowns = clocks.slowdowns
         self.mpi.Barrier()  # the energy is that up to the last worker's end
         return report, ends, meter.end()
 
@@ -224,10 +235,15 @@ class Session:
             return None
         return BackgroundLoad(taken_by(self._family), of=self._family[0])
 
-    def _meter(self) -> Meter:
+    def _gpu(self) -> Gpu | None:
+        """The GPU of this worker as its driver knows it; None without one, and in a paced run, which sleeps."""
+        if self.run.execution != "native" or self.device.type != "cuda":
+            return None
+        return Gpu(gpu_name(self.device))
+
+    def _meter(self, gpu: Gpu | None) -> Meter:
         """The energy meter; without counters in a paced run, which sleeps while a device would work."""
         counts = self.run.execution == "native"
-        gpu = gpu_name(self.device) if counts and self.device.type == "cuda" else None
         return Meter(first_on_node=counts and self.local_rank == 0, first=counts and self.mpi.rank == 0, gpu=gpu)
 
     def _diverged(self, said: str, opened: _Opened) -> Outcome | None:

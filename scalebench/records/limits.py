@@ -5,7 +5,7 @@
     other numbers of such a run    magnitude at most 1e150, so that the square is finite
     parts of a completed run       compute, communication, waiting, data, remainder, time to target: at most train_s;
                                    epochs to target: at most all epochs
-    lists of workers (worker_...)  JSON lists with a number, a node or cores (0-3,8) for each worker, or null
+    lists of workers (worker_...)  JSON lists with a number, a node, cores (0-3,8) or words for each worker, or null
     whole numbers                  magnitude at most 2^53, exact as floating-point numbers; seeds: 64 bits
 
 A time that is not positive enters no statistic, and `check` names its run. A missing value is NaN or an empty cell.
@@ -33,7 +33,11 @@ ROUNDING = 1e-6  # relative excess of a part over its whole that rounding may ca
 _WHOLE_TIMES = ("train_s", "time_to_target_s", "elapsed_s", "epoch_s_max")
 _KINDS = kinds(EpochRow) | kinds(RunRow)
 WORKER_LISTS = tuple(name for name in RunRow.model_fields if name.startswith("worker_") and name != "worker_weights")
-_TEXTS = {"worker_nodes": re.compile(r"\S+"), "worker_cores": re.compile(r"\d{1,5}(-\d{1,5})?(,\d{1,5}(-\d{1,5})?)*")}
+_TEXTS = {
+    "worker_nodes": re.compile(r"\S+"),
+    "worker_cores": re.compile(r"\d{1,5}(-\d{1,5})?(,\d{1,5}(-\d{1,5})?)*"),
+    "worker_gpu_slowdowns": re.compile(r"[a-z-]+(\+[a-z-]+)*"),
+}
 _DIGITS = 1000  # Python refuses to convert integers of more than 4,300
 
 

@@ -113,6 +113,9 @@ def _of_each_worker(workers: list[WorkerReport]) -> dict[str, list[Any] | None]:
         "worker_mhz_before": [worker.mhz_before for worker in workers],
         "worker_mhz_after": [worker.mhz_after for worker in workers],
         "worker_throttles": [worker.throttles for worker in workers],
+        "worker_gpu_mhz_before": [worker.gpu_mhz_before for worker in workers],
+        "worker_gpu_mhz_after": [worker.gpu_mhz_after for worker in workers],
+        "worker_gpu_slowdowns": [worker.gpu_slowdowns for worker in workers],
         "worker_clock_offset_s": [worker.clock_offset_s for worker in workers],
         "worker_clock_error_s": [worker.clock_error_s for worker in workers],
     }

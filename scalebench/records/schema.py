@@ -248,6 +248,19 @@ class RunRow(_Row):
         BeforeValidator(_as_json),
         Doc("times that the most throttled core of each worker was throttled during training, JSON list; real runs"),
     ] = None
+    worker_gpu_mhz_before: Annotated[
+        str | None,
+        BeforeValidator(_as_json),
+        Doc("clock rate of each worker's GPU before training, after the warm-up, JSON list; by NVML", "MHz"),
+    ] = None
+    worker_gpu_mhz_after: Annotated[
+        str | None, BeforeValidator(_as_json), Doc("the same right after training, JSON list", "MHz")
+    ] = None
+    worker_gpu_slowdowns: Annotated[
+        str | None,
+        BeforeValidator(_as_json),
+        Doc("why each worker's GPU was clocked down during training (power-cap, thermal, ..., none), JSON list"),
+    ] = None
     worker_clock_offset_s: Annotated[
         str | None,
         BeforeValidator(_as_json),

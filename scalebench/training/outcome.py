@@ -76,6 +76,9 @@ class WorkerReport:
     mhz_before: float | None = None  # clock rate of these cores before training, after the warm-up
     mhz_after: float | None = None
     throttles: int | None = None  # of the most throttled of them, during training
+    gpu_mhz_before: int | None = None  # clock rate of its GPU before training, after the warm-up
+    gpu_mhz_after: int | None = None
+    gpu_slowdowns: str | None = None  # reasons for which its GPU was clocked down during training, or `none`
     clock_offset_s: float | None = None  # of its node's time of day against that of worker 0, on several nodes
     clock_error_s: float | None = None  # most that the offset can be wrong
     histograms: dict[str, dict[str, int]] = field(default_factory=dict)  # counts by the strategy, such as staleness

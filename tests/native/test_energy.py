@@ -1,30 +1,16 @@
-"""Energy counters that wrap around, with a fake /sys, NVML and sstat."""
+"""Energy counters that wrap around, with a fake /sys, NVML (conftest.py) and sstat."""
 
 from __future__ import annotations
 
 import csv
 import shutil
-import subprocess
 
 import pytest
 
 from scalebench.comm import engines
 from scalebench.native.energy import Meter, SlurmCounter, nvml, rapl, slurm_joules, total
+from scalebench.native.nvml import Gpu
 
-NVML = """
-#include <string.h>
-static unsigned long long taken = 5000;
-int nvmlInit_v2(void) { return 0; }
-int nvmlDeviceGetHandleByUUID(const char *uuid, void **device) {
-    *device = &taken;
-    return strcmp(uuid, "GPU-3a5e") ? 6 : 0;
-}
-int nvmlDeviceGetTotalEnergyConsumption(void *device, unsigned long long *millijoules) {
-    *millijoules = *(unsigned long long *) device;
-    taken += 250;
-    return 0;
-}
-"""
 STRATEGY = """
 from pathlib import Path
 
@@ -100,16 +86,13 @@ def test_counter_that_vanishes_during_the_run_gives_no_energy(zones):
     assert counter.joules() is None
 
 
-def test_gpu_is_found_by_its_uuid(tmp_path):
-    (tmp_path / "nvml.c").write_text(NVML)
-    library = str(tmp_path / "libnvml.so")
-    subprocess.run(["cc", "-shared", "-fPIC", "-o", library, tmp_path / "nvml.c"], check=True)
-    gpu = nvml("3a5e", library)
+def test_a_gpu_counts_millijoules(nvml_library):
+    gpu = nvml(Gpu("3a5e", nvml_library))
     gpu.begin()
     assert [gpu.joules(), gpu.joules()] == [0.25, 0.5]
-    for other in (nvml("another", library), nvml("3a5e", str(tmp_path / "none.so"))):
-        other.begin()
-        assert other.joules() is None
+    other = nvml(Gpu("another", nvml_library))
+    other.begin()
+    assert other.joules() is None
 
 
 STEPS = "echo '17.extern|4580000'; echo '17.batch|4580000'; echo '17.0|4570000'"  # the form of sstat 22.05

@@ -18,7 +18,7 @@ def test_run_rows_begin_with_the_version_and_keep_their_order():
     names = columns(RunRow)
     assert names[:7] == ["schema_version", "study", "run_id", "config_hash", "attempt", "status", "error"]
     assert names[-3:] == ["packages_hash", "scheduler_job_id", "provenance"]
-    assert len(names) == 113
+    assert len(names) == 116
     assert len(columns(EpochRow)) == 18
 
 

@@ -1,6 +1,6 @@
 """Faults of machine and set-up that a study's rows show: slow workers and nodes, clocks, cores, the network."""
 
-from scalebench.analysis.diagnosis.clocks import clocks_apart, throttled_cores
+from scalebench.analysis.diagnosis.clocks import clocks_apart, throttled_cores, throttled_gpus
 from scalebench.analysis.diagnosis.network import slow_network
 from scalebench.analysis.diagnosis.placement import busy_cores, oversubscribed_cores, unbound_workers
 from scalebench.analysis.diagnosis.symptom import Symptom
@@ -11,6 +11,7 @@ LOOKS = (
     slow_nodes,
     slow_workers,
     throttled_cores,
+    throttled_gpus,
     oversubscribed_cores,
     busy_cores,
     unbound_workers,

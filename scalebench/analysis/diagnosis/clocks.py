@@ -10,6 +10,7 @@ from scalebench.formatting import seconds
 from scalebench.study.spec import SIMULATED
 
 DROP = 0.1  # of the clock rate between begin and end of training; turbo modes stay within it once cores are warm
+NO_REASON = "none"  # in the column `worker_gpu_slowdowns`
 APART_S = 1e-3  # offset that matters: log files have milliseconds
 
 
@@ -39,6 +40,37 @@ def throttled_cores(results: Results) -> Iterator[Symptom]:
             run_ids(found),
             "steps become slower while a run lasts, by up to the ratio of the clock rates",
             "look at cooling and power limits of the node, or set a rate that it can keep (cpupower frequency-set)",
+        )
+
+
+def throttled_gpus(results: Results) -> Iterator[Symptom]:
+    """Nodes whose GPUs lost more than a tenth of their clock rate, or were clocked down by more than a power cap.
+
+    Under load most GPUs run at their power cap, which is no fault as long as the rate stays.
+    """
+    table = workers_of(results.completed).dropna(subset=["gpu_mhz_before", "gpu_mhz_after", "gpu_slowdowns"], how="all")
+    rate = table["gpu_mhz_after"].astype(float) / table["gpu_mhz_before"].astype(float)
+    reasons = table["gpu_slowdowns"].fillna(NO_REASON).str.split("+").map(frozenset)
+    table = table.assign(rate=rate, reasons=reasons, faults=reasons.map(lambda each: each - {NO_REASON, "power-cap"}))
+    for node, own in table.groupby("node"):
+        slowed = own[own["rate"] < 1 - DROP]
+        found = own[(own["rate"] < 1 - DROP) | own["faults"].map(bool)]
+        if found.empty:
+            continue
+        measured = []
+        if len(slowed):
+            worst = slowed.sort_values("rate").iloc[0]
+            measured.append(f"from {worst['gpu_mhz_before']:,.0f} to {worst['gpu_mhz_after']:,.0f} MHz at worst")
+        if named := sorted(frozenset().union(*found["reasons"]) - {NO_REASON}):
+            measured.append(f"clocked down by {', '.join(named)}")
+        yield Symptom(
+            "throttled GPUs",
+            f"node {node}",
+            f"{'; '.join(measured)}, {in_runs(found, own)}",
+            run_ids(found),
+            "steps become slower while a run lasts, by up to the ratio of the clock rates",
+            "look at cooling and power of the node (nvidia-smi -q -d PERFORMANCE,CLOCK,POWER), or set a rate that the "
+            "GPUs can keep (nvidia-smi --lock-gpu-clocks)",
         )
 
 

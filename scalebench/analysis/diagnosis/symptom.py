@@ -18,6 +18,9 @@ _LISTS = {
     "mhz_before": "worker_mhz_before",
     "mhz_after": "worker_mhz_after",
     "throttles": "worker_throttles",
+    "gpu_mhz_before": "worker_gpu_mhz_before",
+    "gpu_mhz_after": "worker_gpu_mhz_after",
+    "gpu_slowdowns": "worker_gpu_slowdowns",
     "offset_s": "worker_clock_offset_s",
     "error_s": "worker_clock_error_s",
 }

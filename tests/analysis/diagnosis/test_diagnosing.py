@@ -109,6 +109,28 @@ def test_the_kernels_counters_are_throttling(study):
     assert re.fullmatch(r".*12 times .*1 of 2 runs", found.measured)
 
 
+ON_GPUS = {"worker_gpu_mhz_before": [1980] * 4, "worker_gpu_mhz_after": [1965] * 4}
+
+
+def test_a_gpu_at_its_power_cap_with_its_clock_rate_is_sound(study):
+    assert found_in(study, [native(0, **ON_GPUS, worker_gpu_slowdowns=["power-cap", "none", None, "power-cap"])]) == []
+
+
+def test_a_gpu_that_is_too_hot_is_throttled(study):
+    calm = native(0, **ON_GPUS, worker_gpu_slowdowns=["power-cap"] * 4)
+    hot = native(1, **ON_GPUS, worker_gpu_slowdowns=["power-cap", "none", "none", "power-cap+thermal"])
+    (found,) = diagnose(study(rows=[calm, hot]))
+    assert (found.what, found.where, found.rows) == ("throttled GPUs", "node cd", ("run-1",))
+    assert found.measured == "clocked down by power-cap, thermal, in 1 of 2 runs"
+
+
+def test_a_gpu_whose_clock_rate_falls_is_throttled(study):
+    slowed = ON_GPUS | {"worker_gpu_mhz_after": [1965, 1200, None, 1965]}
+    (found,) = diagnose(study(rows=[native(0, **slowed, worker_gpu_slowdowns=["none", "power-cap", None, "none"])]))
+    assert (found.what, found.where) == ("throttled GPUs", "node ab")
+    assert re.fullmatch(r"from 1,980 to 1,200 MHz at worst; clocked down by power-cap, .*1 run", found.measured)
+
+
 def test_a_clock_is_apart_beyond_the_error_of_measuring_it(study):
     near = native(0, worker_clock_offset_s=[0.0, 0.0, 5e-3, 5e-3], worker_clock_error_s=[0.0, 0.0, 6e-3, 6e-3])
     far = native(1, worker_clock_offset_s=[0.0, 0.0, -5e-3, -5e-3])
