@@ -22,7 +22,7 @@ _PACE_S = 3600  # the time left follows from the pace of the runs that ended in 
 
 
 class Watcher:
-    """A `launch.stopping_rule.Reporter`: `--quiet` shows failures only, `--verbose` every run and every note.
+    """A `launch.reporting.Reporter`: `--quiet` shows failures only, `--verbose` every run and every note.
 
     Before the first run there are _MOST_NOTES notes at most, without details; the last says how many more there are. A
     disabled `progress` shows no bars, but keeps count.

@@ -7,15 +7,17 @@ was interrupted asks the same question of the rows that it finds.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Container, Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import Enum
 from typing import TYPE_CHECKING
 
-from scalebench.launch.stopping_rule import StoppingRule
 from scalebench.launch.sweep import Sweep
 from scalebench.launch.trials import with_chosen
-from scalebench.study.spec import Run
+from scalebench.study.cell import Cell, in_words
+from scalebench.study.choices import baselines_of
+from scalebench.study.spec import Run, Until
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -126,3 +128,136 @@ class WorkQueue:
     def too_wide(self) -> list[str]:
         """Note the points whose interval is wider than asked although no run is left."""
         return self._runs.too_wide()
+
+
+class StoppingRule:
+    """Repeat each point a fixed number of times, or until its interval is narrow enough.
+
+    A block is one run of each of its points, in a random order. With `until`, the first `at_least` blocks hold every
+    point. Block b after them holds the open points, whose interval after their first b times is wider than asked, and
+    with each of them its baselines (`study.choices.baselines_of`), at its worker count, and serial at one, of its
+    execution. Ratios are paired by block, so a block without the baseline would not count. The serial run has no
+    baselines, so that a closed point never opens again.
+
+    Decisions follow from the rows alone: a command that continues a study decides as the interrupted one would have. A
+    point with a failed run gets no further block until that run has been repeated.
+
+    The runs of the study are known as far as they are `planned`, of them `left`, and more with each block.
+    `runs` are certain, `further` possible, both in order of execution. `seconds` are the training times of completed
+    runs, by run_id.
+    """
+
+    def __init__(
+        self, runs: Sequence[Run], further: Sequence[Run], until: Until | None, seconds: Mapping[str, float | None]
+    ) -> None:
+        self._runs, self._until = list(runs), until
+        self._blocks: dict[int, dict[Cell, Run]] = {}
+        self._seconds: dict[Cell, dict[int, float]] = {Cell.of(run): {} for run in runs}  # by repetition
+        self._ended: set[str] = set()
+        for run in (*runs, *further):
+            if run.run_id in seconds:
+                self.ended(run, seconds[run.run_id])
+        for run in further:
+            self._blocks.setdefault(run.repetition, {})[Cell.of(run)] = run
+        self._baselines = {point: self._compared_with(point) for point in self._seconds}
+
+    @classmethod
+    def of_sweep(cls, sweep: Sweep, until: Until | None, done: Mapping[tuple[str, str], float | None]) -> StoppingRule:
+        """The rule of a whole study; `done` has the training times of completed runs, by run_id and config_hash."""
+        known = ((run.run_id, run.config_hash) for run in (*sweep.runs, *sweep.further))
+        return cls(sweep.runs, sweep.further, until, {key[0]: done[key] for key in known if key in done})
+
+    def ended(self, run: Run, seconds: float | None) -> None:
+        """Record the end of `run`, with its training time if it was completed."""
+        self._ended.add(run.run_id)
+        if seconds is not None and seconds > 0:
+            self._seconds[Cell.of(run)][run.repetition] = seconds
+
+    @property
+    def grows(self) -> bool:
+        """Return True if further blocks may follow."""
+        return self._until is not None
+
+    def of(self, run_ids: Container[str]) -> StoppingRule:
+        """A rule for these runs only, as far as they have not ended."""
+        runs = [*self._runs, *(run for block in self._blocks.values() for run in block.values())]
+        return StoppingRule(
+            [run for run in runs if run.run_id in run_ids and run.run_id not in self._ended], [], None, {}
+        )
+
+    def planned(self) -> list[Run]:
+        """All runs that are certain by now, in order of execution."""
+        further = [run for block in self._due() for run in block]
+        return sorted(self._runs + further, key=lambda run: run.run_order) if further else self._runs
+
+    def left(self) -> list[Run]:
+        """The planned runs that have not ended."""
+        return [run for run in self.planned() if run.run_id not in self._ended]
+
+    def wide(self) -> list[Cell]:
+        """The points whose interval is not known to be as narrow as asked."""
+        until = self._until
+        if until is None:
+            return []
+        return [
+            point
+            for point, seconds in self._seconds.items()
+            if len(seconds) < until.at_least or relative_width(list(seconds.values()), until) > until.ci_width
+        ]
+
+    def too_wide(self) -> list[str]:
+        """Note the points whose interval is wider than asked although no run is left."""
+        wide = [] if self._until is None or self.left() else self.wide()
+        if self._until is None or not wide:
+            return []
+        return [
+            f"{len(wide)} point{'s are' if len(wide) > 1 else ' is'} still wider than "
+            f"{100 * self._until.ci_width:.3g} % of the time: {in_words(wide)}"
+        ]
+
+    def most_to_come(self) -> int:
+        """Number of runs that may follow the planned ones."""
+        return sum(map(len, self._blocks.values())) + len(self._runs) - len(self.planned()) if self.left() else 0
+
+    def _due(self) -> list[list[Run]]:
+        """The runs of each further block that follows from the times of the blocks before."""
+        due = []
+        for repetition, block in sorted(self._blocks.items()):
+            members = set()
+            for point in block:
+                if self._is_open(point, repetition):
+                    members |= {point, *self._baselines[point]}
+            if not members:
+                break
+            due.append([run for point, run in block.items() if point in members])
+        return due
+
+    def _is_open(self, point: Cell, runs: int) -> bool:
+        """Return True if the first `runs` runs of `point` are complete and their interval is wider than asked."""
+        assert self._until is not None
+        seconds = self._seconds[point]
+        if any(repetition not in seconds for repetition in range(runs)):
+            return False
+        return relative_width([seconds[repetition] for repetition in range(runs)], self._until) > self._until.ci_width
+
+    def _compared_with(self, point: Cell) -> list[Cell]:
+        """Return the baselines of `point` in its execution; serial, which is in every block, has none."""
+        names = {Cell.of(run): run.strategy.name for run in self._runs}
+        if names[point] == "serial":  # its baselines would return after a gap
+            return []
+        wanted = baselines_of(names[point])
+        return [
+            other
+            for other, name in names.items()
+            if other.execution == point.execution
+            and name in wanted
+            and other.workers == (1 if name == "serial" else point.workers)
+        ]
+
+
+def relative_width(seconds: Sequence[float], until: Until) -> float:
+    """(high - low) / centre of the interval of these times, at the level for so many runs of a study with `until`."""
+    from scalebench.analysis import intervals
+
+    level = intervals.level_when_stopped(len(seconds), until.at_least, until.at_most)
+    return float(intervals.relative_width([math.log(second) for second in seconds], level))

@@ -14,8 +14,8 @@ from scipy.stats import t as student
 
 from scalebench.analysis.intervals import level_when_stopped
 from scalebench.cluster.load import load_cluster
-from scalebench.launch.stopping_rule import StoppingRule, relative_width
 from scalebench.launch.sweep import expand
+from scalebench.launch.work import StoppingRule, relative_width
 from scalebench.study.cell import Cell
 from scalebench.study.spec import Study
 

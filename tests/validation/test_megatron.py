@@ -17,7 +17,7 @@ from scalebench.validation.megatron import (
     step_parts,
 )
 from scalebench.validation.prediction_errors import error_by_source, with_errors
-from scalebench.validation.transformer_block import Gpt, block_kernels, computed_again, head_kernels, kept_bytes
+from scalebench.validation.megatron import Gpt, block_kernels, computed_again, head_kernels, kept_bytes
 
 PUBLISHED = Path(__file__).parents[2] / "experiments" / "published" / "megatron.csv"
 KORTHIKANTI = "Korthikanti et al. 2022"

@@ -1,9 +1,7 @@
 """The runs that would show what a study does not show: how many, or on what machine."""
 
 from __future__ import annotations
-
 import math
-
 from scalebench.analysis import Results, virtual_error
 from scalebench.analysis.grouping import DISTURBED_BY
 from scalebench.analysis.intervals import METRIC_FROM, STATED, t_quantile
@@ -12,6 +10,11 @@ from scalebench.analysis.rounds import MEASURED
 from scalebench.analysis.significance import enough_runs, repeat_option
 from scalebench.report.comparison import ABOUT_EQUAL, Comparison
 from scalebench.study.choices import BASELINES, PER_BATCH
+import pandas as pd
+from scalebench.analysis import Results, cells
+from scalebench.formatting import counted, listed, seconds
+from scalebench.study.cell import EXECUTIONS
+from scalebench.study.choices import HOROVOD, LIBRARY_BASELINES
 
 _MOST_RUNS = 100
 _OF_A_STATED_JITTER = 10  # repetitions
@@ -84,3 +87,56 @@ def _of_virtual_times(one: Comparison, results: Results) -> str:
     advised = enough_runs(results)
     few = f", with {repeat_option(results, advised)} or more" if one.n < advised else ""
     return f"a calibration on a quieter machine would show it (scalebench recalibrate {results.folder}){few}"
+
+
+_COMPARED = (HOROVOD, "allreduce")
+_CYCLE_S = 1e-3  # of Horovod's thread, unless the option cycle_time_ms sets another
+
+
+def crowded_engines(results: Results) -> str:
+    """Return what is left of Horovod and DDP where all their measured runs of several workers are oversubscribed.
+
+    With the reason for the length of Horovod's steps where they take a cycle and those of allreduce do not; empty where
+    neither is so.
+    """
+    if results.completed.empty:
+        return ""
+    return " ".join([*_oversubscribed(results), *_cycle(cells(results), results)])
+
+
+def _oversubscribed(results: Results) -> list[str]:
+    table = cells(results)
+    own = table[table["strategy"].isin(LIBRARY_BASELINES) & table["execution"].isin(MEASURED)]
+    own = own[own["workers"] > 1]
+    names = [str(name) for name, cells_of in own.groupby("strategy", sort=False) if cells_of["oversubscribed"].all()]
+    if not names:
+        return []
+    workers = listed(sorted({int(count) for count in own.loc[own["strategy"].isin(names), "workers"]}))
+    virtual = bool((results.completed["execution"] == "virtual").any())
+    left = "their times at several workers are virtual ones alone" if virtual else "nothing is compared with them"
+    wanting = f"{' and '.join(names)} {'want' if len(names) > 1 else 'wants'}"
+    return [
+        f"At {workers} workers {wanting} more cores than this machine has (×): these native times are no baseline, and "
+        f"{left}."
+    ]
+
+
+def _cycle(table: pd.DataFrame, results: Results) -> list[str]:
+    """Compare a step of plain Horovod with one of allreduce, at the smallest worker count that both have."""
+    table = table[is_representative(table) & (table["workers"] > 1) & table["label"].isin(_COMPARED)]
+    if table.empty:
+        return []
+    table = table.assign(step_s=table["train_s"] / table["steps_per_epoch"] / float(results.completed["epochs"].max()))
+    for execution in EXECUTIONS:
+        own = table[table["execution"] == execution].drop_duplicates(["label", "workers"])
+        steps = own.pivot(index="workers", columns="label", values="step_s").astype(float)
+        steps = steps.reindex(columns=list(_COMPARED)).dropna()
+        steps = steps[(steps[HOROVOD] >= _CYCLE_S) & (steps["allreduce"] < _CYCLE_S)]
+        if len(steps):
+            workers, (of_horovod, other) = int(steps.index[0]), steps.iloc[0]
+            return [
+                f"A step of horovod takes {seconds(of_horovod)} at {counted(workers, 'worker')} ({execution}), where "
+                f"one of allreduce takes {seconds(other)}: its thread looks for gradients once in a cycle of "
+                f"{seconds(_CYCLE_S)}, and so short a step waits for the next."
+            ]
+    return []
