@@ -44,8 +44,7 @@ from scalebench.report.comparison import (
     headline,
     plain,
 )
-from scalebench.report.open_questions import crowded_engines
-from scalebench.report.open_questions import to_answer, to_show_metric, to_show_saving
+from scalebench.report.open_questions import crowded_engines, to_answer, to_show_metric, to_show_saving
 from scalebench.report.target import reached_at, target_answer, to_target
 from scalebench.study.choices import BASELINES
 

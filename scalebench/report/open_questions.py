@@ -1,24 +1,27 @@
-"""The runs that would show what a study does not show: how many, or on what machine."""
+"""What a study leaves open: the runs that would show it, and engines that want more cores than the machine has."""
 
 from __future__ import annotations
+
 import math
-from scalebench.analysis import Results, virtual_error
+
+import pandas as pd
+
+from scalebench.analysis import Results, cells, virtual_error
 from scalebench.analysis.grouping import DISTURBED_BY
 from scalebench.analysis.intervals import METRIC_FROM, STATED, t_quantile
 from scalebench.analysis.loading import is_representative
 from scalebench.analysis.rounds import MEASURED
 from scalebench.analysis.significance import enough_runs, repeat_option
-from scalebench.report.comparison import ABOUT_EQUAL, Comparison
-from scalebench.study.choices import BASELINES, PER_BATCH
-import pandas as pd
-from scalebench.analysis import Results, cells
 from scalebench.formatting import counted, listed, seconds
+from scalebench.report.comparison import ABOUT_EQUAL, Comparison
 from scalebench.study.cell import EXECUTIONS
-from scalebench.study.choices import HOROVOD, LIBRARY_BASELINES
+from scalebench.study.choices import BASELINES, HOROVOD, LIBRARY_BASELINES, PER_BATCH
 
-_MOST_RUNS = 100
+_MOST_RUNS = 100  # that are advised
 _OF_A_STATED_JITTER = 10  # repetitions
 _QUIET = 0.1  # spread of times from which a quieter machine is the better advice
+_COMPARED = (HOROVOD, "allreduce")
+_CYCLE_S = 1e-3  # of Horovod's thread, unless the option cycle_time_ms sets another
 
 
 def to_show_saving(one: Comparison, results: Results) -> str:
@@ -87,10 +90,6 @@ def _of_virtual_times(one: Comparison, results: Results) -> str:
     advised = enough_runs(results)
     few = f", with {repeat_option(results, advised)} or more" if one.n < advised else ""
     return f"a calibration on a quieter machine would show it (scalebench recalibrate {results.folder}){few}"
-
-
-_COMPARED = (HOROVOD, "allreduce")
-_CYCLE_S = 1e-3  # of Horovod's thread, unless the option cycle_time_ms sets another
 
 
 def crowded_engines(results: Results) -> str:
