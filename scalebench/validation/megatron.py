@@ -15,15 +15,23 @@ A device holds 18 bytes a parameter (2, its gradient 4, Adam 12), and what its b
 their passes: the largest number of them in the order of the schedule. Embeddings belong to the first stage; what they
 and the head keep is left out.
 
-Sources: Narayanan et al., SC 2021 (arXiv 2104.04473); Korthikanti et al., arXiv 2205.05198; DeepSpeed's BF16_Optimizer.
+In a block on one of t devices attention is divided by heads, the feed-forward part by its inner width. Norms, dropout
+behind the products by rows, and residuals are whole on every device, or divided by the sequence.
+
+Sources: Shoeybi et al., arXiv 1909.08053 (Megatron-LM); Narayanan et al., SC 2021 (arXiv 2104.04473); Korthikanti et
+al., arXiv 2205.05198; DeepSpeed's BF16_Optimizer.
 """
 
 from __future__ import annotations
+
 import math
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
+
 import numpy as np
 import pandas as pd
+
 from scalebench.cluster.device import load_device
 from scalebench.cluster.network import Network
 from scalebench.cluster.operation import Kind, Operation
@@ -34,8 +42,6 @@ from scalebench.study.choices import NCCL
 from scalebench.training.stage import most_kept
 from scalebench.validation.measurements import has_columns, read_csv, records, require_positive, stated_cluster
 from scalebench.validation.prediction_errors import predictions_of
-from dataclasses import dataclass
-from typing import NamedTuple
 
 COLUMNS = (
     *("series", "split", "source", "device", "devices_per_node", "intra_node", "inter_gbps_per_node", "model"),
@@ -48,7 +54,12 @@ _POSITIVE = (
 )
 QUANTITIES = ("step_time", "states", "activations")  # seconds; GiB of parameters with all that belongs to them
 _GIB = 2**30
-_NUMBER = 2  # bytes of an activation
+_NUMBER, _MASK = 2, 1  # bytes of an activation, and of dropout's mask of one
+_COMPUTED_AGAIN: dict[str, tuple[str, ...]] = {  # kernels, by what is computed again
+    "none": (),
+    "selective": ("scores", "softmax", "dropout", "context"),  # little arithmetic, which keeps most
+}
+_GIVEN_UP = ("softmax", "dropout")  # what these keep, with `selective`
 _HELD, _UPDATED, _AVERAGED = 18, 30, 6  # bytes a parameter: held, moved by the update, scattered and gathered
 
 
@@ -234,14 +245,6 @@ def memory_gib(row: Any) -> Memory:
     kernels = block_kernels(model, degree, by_sequence=row.by_sequence == "yes")
     kept = in_flight * model.layers / stages / chunks * kept_bytes(kernels, str(row.recompute))
     return Memory(_HELD * parameters / _GIB, kept / _GIB)
-
-
-_NUMBER, _MASK = 2, 1  # bytes
-_COMPUTED_AGAIN: dict[str, tuple[str, ...]] = {  # kernels, by what is computed again
-    "none": (),
-    "selective": ("scores", "softmax", "dropout", "context"),  # little arithmetic, which keeps most
-}
-_GIVEN_UP = ("softmax", "dropout")  # what these keep, with `selective`
 
 
 class Kernel(NamedTuple):

@@ -9,7 +9,12 @@ import pytest
 
 from scalebench.errors import ResultsError
 from scalebench.validation.megatron import (
+    Gpt,
+    block_kernels,
+    computed_again,
+    head_kernels,
     is_megatron,
+    kept_bytes,
     memory_gib,
     predict_megatron,
     rank_correlations,
@@ -17,7 +22,6 @@ from scalebench.validation.megatron import (
     step_parts,
 )
 from scalebench.validation.prediction_errors import error_by_source, with_errors
-from scalebench.validation.megatron import Gpt, block_kernels, computed_again, head_kernels, kept_bytes
 
 PUBLISHED = Path(__file__).parents[2] / "experiments" / "published" / "megatron.csv"
 KORTHIKANTI = "Korthikanti et al. 2022"
