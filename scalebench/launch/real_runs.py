@@ -22,8 +22,7 @@ from scalebench.errors import EngineError
 from scalebench.launch.hosts import reachable, require_seen, require_there
 from scalebench.launch.processes import environment, launch_command, stop
 from scalebench.native.heartbeat import create_heartbeats, is_stopped, mark_over
-from scalebench.native.job_files import HEARTBEATS, REFUSED, Death, Job, JsonLines, server_ranks, settings_of
-from scalebench.native.nodes import Nodes
+from scalebench.native.job_files import HEARTBEATS, REFUSED, Death, Job, JsonLines, Nodes, server_ranks, settings_of
 from scalebench.native.postmortem import Pulse, cause_of_death, what_to_check
 from scalebench.records.provenance import host_hash
 from scalebench.study.spec import Run

@@ -1,12 +1,13 @@
-"""The files by which a launcher and its ranks communicate: job, further runs, events, and errors of ranks.
+"""The files by which a launcher and its ranks communicate: job, further runs, events, errors, nodes.
 
 An event is the beginning of a run, with its `run_id`, or its end, with its `outcome` too. Further runs follow the job's
-own, block by block; an empty block ends them.
+own, block by block; an empty block ends them. Each node of the ranks describes itself once.
 """
 
 from __future__ import annotations
 
 import json
+import os
 import sys
 from collections.abc import Iterator
 from contextlib import suppress
@@ -17,9 +18,12 @@ from typing import Any
 from pydantic import BaseModel, ConfigDict
 
 from scalebench.comm.base import Capability
+from scalebench.comm.control import Control
+from scalebench.records.provenance import describe_node, host_hash
 from scalebench.strategies import registry
 from scalebench.study.spec import Run
 
+NODES = "nodes.json"
 HEARTBEATS = "heartbeats"  # name of the file of a launch
 REFUSED = "refused"  # status of a launch of which no run is to blame, and none can be made
 
@@ -131,3 +135,35 @@ class Death:
             with suppress(ValueError):  # killed while writing
                 return cls(**json.loads(file.read_bytes()))
         return None
+
+
+class Nodes(BaseModel):
+    """`hosts` are the nodes of the ranks, by hash; `facts` the description of each node."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    hosts: list[str]
+    facts: dict[str, dict[str, Any]]
+
+    def of(self, ranks: int) -> dict[str, dict[str, Any]]:
+        """The nodes of the first `ranks` ranks."""
+        return {host: self.facts[host] for host in sorted(set(self.hosts[:ranks]))}
+
+    @classmethod
+    def of_launch(cls, folder: Path) -> Nodes | None:
+        """Read what `keep_nodes` wrote; None if all ranks are on the launching node."""
+        path = folder / NODES
+        return cls.model_validate_json(path.read_bytes()) if path.exists() else None
+
+
+def keep_nodes(world: Control, launcher: str, folder: Path) -> None:
+    """Gather the nodes of all ranks into the launch's `folder`, unless all are the `launcher`, known by its hash."""
+    own = host_hash()
+    hosts: list[str] = world.allgather(own)
+    if set(hosts) == {launcher}:
+        return
+    describes = hosts.index(own) == world.rank
+    told = world.gather(describe_node(pid=os.getppid()) if describes else None)  # a rank itself is bound to a core
+    if told is not None:
+        nodes = Nodes(hosts=hosts, facts={facts["host_hash"]: facts for facts in told if facts})
+        (folder / NODES).write_text(nodes.model_dump_json(), encoding="utf-8")

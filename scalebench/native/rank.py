@@ -25,8 +25,7 @@ from scalebench.comm.launchers.choice import named
 from scalebench.comm.mpi_match import apart
 from scalebench.errors import RunError, in_one_line
 from scalebench.native.heartbeat import Heartbeat, Phase, is_stopped
-from scalebench.native.job_files import REFUSED, Death, Job, JsonLines, server_ranks
-from scalebench.native.nodes import keep_nodes
+from scalebench.native.job_files import REFUSED, Death, Job, JsonLines, keep_nodes, server_ranks
 from scalebench.native.rendezvous import meet
 from scalebench.native.session import Session, slow_links_of
 from scalebench.study.spec import Run
