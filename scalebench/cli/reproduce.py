@@ -12,7 +12,7 @@ from scalebench.cli.run_common import RUNS_LEFT, runs_left
 from scalebench.errors import UsageError
 
 if TYPE_CHECKING:
-    from scalebench.papers.catalog import Paper
+    from scalebench.papers.paper_folder import Paper
 
 SMOKE = "smoke"
 SCALES = (SMOKE, "laptop", "cluster")
@@ -58,7 +58,7 @@ def reproduce(
     stopped. --claims and --redraw run nothing: they take the rows in RESULTS, of which results/reference has those of a
     run at scale laptop. The exit code is that of `run`: 1 where a run failed, 3 where runs are left.
     """
-    from scalebench.papers.catalog import default_experiments, find_paper, find_papers
+    from scalebench.papers.paper_folder import default_experiments, find_paper, find_papers
 
     if figure is not None and name in (None, ALL):
         raise UsageError("--figure is a figure of one paper; name the PAPER, too")

@@ -19,8 +19,8 @@ from scalebench.cluster.load import load_cluster
 from scalebench.errors import StudyError, UsageError, nearest
 from scalebench.figures.what_if import draw_what_if
 from scalebench.models.layer_files import load_layers
-from scalebench.papers.catalog import WHAT_IFS, found_file
 from scalebench.papers.obtained import Obtained
+from scalebench.papers.paper_folder import WHAT_IFS, found_file
 from scalebench.pricing.devices import Roofline, Stated
 from scalebench.pricing.platform import Platform
 from scalebench.pricing.prediction import Predictor, Workload

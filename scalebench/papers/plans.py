@@ -15,7 +15,7 @@ from scalebench.errors import StudyError
 from scalebench.figures.plotting import house_style
 from scalebench.figures.style import REPORT
 from scalebench.models.layer_files import load_layers
-from scalebench.papers.catalog import found_file
+from scalebench.papers.paper_folder import found_file
 from scalebench.pricing.devices import Stated
 from scalebench.pricing.memory import WorkerMemory
 from scalebench.pricing.platform import Platform

@@ -17,10 +17,9 @@ from scalebench.figures.drawing.styles import EXECUTION_WORDS, FILLS
 from scalebench.figures.plotting import house_style
 from scalebench.figures.style import REPORT
 from scalebench.formatting import EMPTY, is_interval
-from scalebench.papers.catalog import Paper
 from scalebench.papers.laws import without_run
 from scalebench.papers.obtained import Obtained, obtain
-from scalebench.papers.published import NEVER, Published
+from scalebench.papers.paper_folder import NEVER, Paper, Published
 from scalebench.system.atomic_write import open_own
 
 _COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#000000")

@@ -11,7 +11,10 @@ import pytest
 from scalebench.cluster.load import load_cluster
 from scalebench.errors import DataError, UsageError
 from scalebench.launch.planning import plan_study
-from scalebench.papers.catalog import (
+from scalebench.papers.claims import read_claims
+from scalebench.papers.laws import read_what_ifs, sources, without_run
+from scalebench.papers.obtained import QUANTITIES
+from scalebench.papers.paper_folder import (
     CLAIMS,
     INSTALLED,
     PUBLISHED,
@@ -20,11 +23,8 @@ from scalebench.papers.catalog import (
     default_experiments,
     find_paper,
     find_papers,
+    read_published,
 )
-from scalebench.papers.claims import read_claims
-from scalebench.papers.laws import read_what_ifs, sources, without_run
-from scalebench.papers.obtained import QUANTITIES
-from scalebench.papers.published import read_published
 from scalebench.study.load import load_study
 from tests.conftest import needs_mpi
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from scalebench.papers.catalog import find_papers
+from scalebench.papers.paper_folder import find_papers
 
 ROOT = Path(__file__).parents[2]
 

@@ -14,7 +14,7 @@ from scalebench.figures.added import Added
 from scalebench.models.layer_files import load_layers
 from scalebench.models.pinning import checksum
 from scalebench.models.registry import check_own
-from scalebench.papers.published import read_published
+from scalebench.papers.paper_folder import read_published
 from scalebench.pricing.kernel_model import load_kernel_model
 from scalebench.records.attempts import Attempts
 from scalebench.records.reading import read_table
