@@ -13,8 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from scalebench.data import sources
-from scalebench.data.exchange import Ints as Ints
-from scalebench.data.exchange import SingleProcess
+from scalebench.data.exchange import Ints, SingleProcess
 from scalebench.data.layout import Blocks, Grid, laid_out
 from scalebench.data.shuffle import SHUFFLES, shuffled
 from scalebench.errors import DataError, nearest

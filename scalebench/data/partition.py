@@ -9,7 +9,8 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import Field, PositiveFloat
 
-from scalebench.data.ds_tensor import DsTensor, Ints
+from scalebench.data.ds_tensor import DsTensor
+from scalebench.data.exchange import Ints
 from scalebench.data.layout import cut
 from scalebench.errors import DataError
 from scalebench.registry import Choice, Registry

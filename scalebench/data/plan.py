@@ -17,7 +17,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from scalebench.data.dataset import Dataset
-from scalebench.data.ds_tensor import DsTensor, Ints
+from scalebench.data.ds_tensor import DsTensor
+from scalebench.data.exchange import Ints
 from scalebench.data.layout import cut
 from scalebench.data.partition import PARTITIONS, sizes_by_speed
 from scalebench.data.shuffle import MOVING, PairwiseRounds

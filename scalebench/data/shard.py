@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 
 from scalebench.data.dataset import Dataset
-from scalebench.data.ds_tensor import DsTensor, Ints
-from scalebench.data.exchange import Exchange, moved
+from scalebench.data.ds_tensor import DsTensor
+from scalebench.data.exchange import Exchange, Ints, moved
 from scalebench.data.plan import BatchPlan
 from scalebench.errors import RunError
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 if TYPE_CHECKING:
-    from scalebench.data.ds_tensor import Ints
+    from scalebench.data.exchange import Ints
 
 SHUFFLES = ("none", "in_block", "rotate_blocks", "pairwise", "global")
 MOVING = ("rotate_blocks", "pairwise", "global")  # rows change workers

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from scalebench.data.builder import Allocate, Arrays
 from scalebench.data.dataset import Dataset
-from scalebench.data.ds_tensor import Ints
+from scalebench.data.exchange import Ints
 from scalebench.errors import DataError
 
 _ROWS_AT_ONCE = 4096
