@@ -85,7 +85,7 @@ class StudyPlan:
     """The runs of a study, the cluster and the prepared data.
 
     `trials` come first where the study is tuned, on the data in `validation`; `sweep` has the values of the study until
-    the trials have given others (`tuning.with_chosen`). `allocation` is the one that was stated, None for this one.
+    the trials have given others (`trials.with_chosen`). `allocation` is the one that was stated, None for this one.
     """
 
     study: Study
