@@ -17,9 +17,9 @@ import time
 import numpy as np
 from virtual_overhead import make_run
 
+from scalebench.cluster.cluster_file import load_cluster
 from scalebench.cluster.device import load_device
 from scalebench.cluster.engine_costs import EngineCosts
-from scalebench.cluster.load import load_cluster
 from scalebench.data.catalog import prepare
 from scalebench.data.dataset import open_dataset
 from scalebench.errors import UsageError

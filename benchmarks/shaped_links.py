@@ -23,7 +23,7 @@ from statistics import median
 sys.path.insert(0, str(Path(__file__).parents[1]))  # for the hosts of the tests
 
 from scalebench.calibration.calibration_file import read_calibration
-from scalebench.cluster.load import preset
+from scalebench.cluster.cluster_file import preset
 from scalebench.install.examine import RING
 from tests.hosts.conftest import reached_by_name
 from tests.hosts.machines import Host, Hosts, why_not

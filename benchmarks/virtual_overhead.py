@@ -16,8 +16,8 @@ from itertools import pairwise
 import torch
 from ratios import Finding, Goal, compare, show
 
+from scalebench.cluster.cluster_file import load_cluster
 from scalebench.cluster.engine_costs import EngineCost, EngineCosts
-from scalebench.cluster.load import load_cluster
 from scalebench.data.catalog import prepare
 from scalebench.data.dataset import Dataset, open_dataset
 from scalebench.data.plan import BatchPlan

@@ -17,8 +17,8 @@ import pytest
 import torch
 from hypothesis import HealthCheck, settings
 
+from scalebench.cluster.cluster_file import load_cluster
 from scalebench.cluster.engine_costs import EngineCost, EngineCosts
-from scalebench.cluster.load import load_cluster
 from scalebench.comm import engines
 from scalebench.data.dataset import Dataset
 from scalebench.data.plan import BatchPlan

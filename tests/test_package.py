@@ -14,7 +14,7 @@ import yaml
 
 import scalebench
 from docs._generate.strategies import matrix_markdown, renewed
-from scalebench.cluster.spec import Cluster
+from scalebench.cluster.cluster_file import Cluster
 from scalebench.launch.engine_choice import ENGINES, describe_strategies, describe_strategy
 from scalebench.strategies import registry
 from scalebench.strategies.torch_averagers import TorchAverager
@@ -76,9 +76,9 @@ def is_installed(package: str) -> bool:
 
 def test_studies_and_strategies_load_without_heavy_imports() -> None:
     program = (
-        "import sys, scalebench.cli.main, scalebench.study.load, scalebench.cluster.load\n"
+        "import sys, scalebench.cli.main, scalebench.study.load, scalebench.cluster.cluster_file\n"
         "from scalebench.strategies import registry\n"
-        "scalebench.cluster.load.load_cluster('this-machine'); registry.create('epoch_average', {})\n"
+        "scalebench.cluster.cluster_file.load_cluster('this-machine'); registry.create('epoch_average', {})\n"
         f"print([name for name in {HEAVY} if name in sys.modules])"
     )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)

@@ -11,9 +11,8 @@ import pytest
 import torch
 from pydantic import ValidationError
 
-from scalebench.cluster.load import load_cluster
+from scalebench.cluster.cluster_file import Cluster, load_cluster
 from scalebench.cluster.network import Network
-from scalebench.cluster.spec import Cluster
 from scalebench.comm.counters import SlowLinks, numbers
 from scalebench.comm.engines import available
 from scalebench.comm.in_flight import InFlight, Pending

@@ -11,8 +11,8 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
+from scalebench.cluster.cluster_file import load_cluster
 from scalebench.cluster.engine_costs import EngineCosts
-from scalebench.cluster.load import load_cluster
 from scalebench.data.catalog import prepare
 from scalebench.data.dataset import open_dataset
 from scalebench.data.plan import BatchPlan

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from scalebench.analysis.environment import provenance_in
-from scalebench.cluster.load import load_cluster, own_file, preset
+from scalebench.cluster.cluster_file import load_cluster, own_file, preset
 from scalebench.errors import ClusterError, reading
 from scalebench.models.pinning import checksum
 from scalebench.models.registry import is_own

@@ -9,8 +9,8 @@ from pathlib import Path
 
 from pydantic import BaseModel, ConfigDict, PositiveFloat, ValidationError
 
+from scalebench.cluster.cluster_file import Cluster
 from scalebench.cluster.engine_costs import EngineCosts
-from scalebench.cluster.spec import Cluster
 from scalebench.errors import ClusterError, writing
 from scalebench.pricing.machine import OperationTimes, loads_up_to
 from scalebench.pricing.step_times import StepTable, Trained

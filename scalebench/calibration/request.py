@@ -10,7 +10,7 @@ from pathlib import Path
 
 from scalebench.calibration.calibration_file import Calibration, Measurement
 from scalebench.calibration.ranks import Placing
-from scalebench.cluster.spec import Cluster
+from scalebench.cluster.cluster_file import Cluster
 from scalebench.data.dataset import Dataset
 from scalebench.pricing.step_times import Trained
 from scalebench.records.node_facts import cpu_model

@@ -15,7 +15,7 @@ KINDS = {  # function that describes them, as (name, summary, details ...)
     "strategies": "scalebench.cli.list:strategy_rows",
     "datasets": "scalebench.data.builder:DATASETS.describe",
     "models": "scalebench.models.registry:describe_models",
-    "clusters": "scalebench.cluster.load:describe_clusters",
+    "clusters": "scalebench.cluster.cluster_file:describe_clusters",
     "figures": "scalebench.figures:describe_figures",
 }
 

@@ -15,8 +15,8 @@ from scalebench.study.spec import Component
 
 if TYPE_CHECKING:
     from scalebench.calibration.calibration_file import Calibration
+    from scalebench.cluster.cluster_file import Cluster
     from scalebench.cluster.device import Device
-    from scalebench.cluster.spec import Cluster
     from scalebench.pricing.devices import Roofline, TimeModel
     from scalebench.pricing.platform import Platform
     from scalebench.pricing.prediction import Predictor, Workload
@@ -162,8 +162,8 @@ def _workload(model: str, flags: dict[str, Any], measured: Calibration | None) -
 
 def _platform(workload: Workload, flags: dict[str, Any], measured: Calibration | None) -> Platform:
     from scalebench.calibration.calibration_file import require_measured_cluster
+    from scalebench.cluster.cluster_file import load_cluster
     from scalebench.cluster.engine_costs import EngineCosts
-    from scalebench.cluster.load import load_cluster
     from scalebench.cluster.network import Network
     from scalebench.pricing.devices import Scaled
     from scalebench.pricing.platform import Platform, faster

@@ -19,10 +19,10 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from scalebench.cluster.cluster_file import Cluster, Congestion, doublings
 from scalebench.cluster.collectives import Level, Levels
 from scalebench.cluster.engine_costs import EngineCosts
 from scalebench.cluster.network import ALLREDUCE
-from scalebench.cluster.spec import Cluster, Congestion, doublings
 from scalebench.errors import ClusterError
 from scalebench.formatting import digits, seconds
 from scalebench.measured import Measured

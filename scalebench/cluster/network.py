@@ -8,6 +8,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from scalebench.cluster.cluster_file import Cluster
 from scalebench.cluster.collectives import (
     SHORT_MESSAGE,
     Level,
@@ -28,7 +29,6 @@ from scalebench.cluster.collectives import (
 )
 from scalebench.cluster.nccl_tuning import nccl
 from scalebench.cluster.operation import Kind, Members, Operation
-from scalebench.cluster.spec import Cluster
 from scalebench.errors import ClusterError, nearest
 from scalebench.study.choices import NCCL
 

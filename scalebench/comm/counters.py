@@ -12,9 +12,9 @@ from collections.abc import Hashable
 from dataclasses import dataclass, field
 from typing import TypeAlias
 
+from scalebench.cluster.cluster_file import Cluster
 from scalebench.cluster.network import Network
 from scalebench.cluster.operation import Kind, Operation
-from scalebench.cluster.spec import Cluster
 from scalebench.study.heterogeneity import SlowLinks as SlowFactors
 from scalebench.system.clock import Task, WallClock, sleep_until
 

@@ -7,9 +7,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from scalebench.cluster.load import load_cluster
+from scalebench.cluster.cluster_file import Cluster, load_cluster
 from scalebench.cluster.network import allreduce_name
-from scalebench.cluster.spec import Cluster
 from scalebench.comm import engines
 from scalebench.comm.launchers.choice import using
 from scalebench.data.catalog import prepare, prepare_validation, with_checksum

@@ -21,8 +21,8 @@ from typing import Any
 from scalebench.analysis.loading import read_trials
 from scalebench.calibration.charging import machine_for
 from scalebench.calibration.cost_sources import check_given_calibration, check_kept_calibration
+from scalebench.cluster.cluster_file import own_file
 from scalebench.cluster.engine_costs import EngineCosts
-from scalebench.cluster.load import own_file
 from scalebench.comm import engines, slurm
 from scalebench.comm.launchers.choice import using
 from scalebench.errors import writing

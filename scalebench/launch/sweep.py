@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from scalebench.cluster.spec import Cluster, require_step_times
+from scalebench.cluster.cluster_file import Cluster, require_step_times
 from scalebench.comm.engines.tasks import TASKS
 from scalebench.errors import ModelError, StudyError
 from scalebench.formatting import Detail

@@ -13,7 +13,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import TypeVar
 
-from scalebench.cluster.load import own_file
+from scalebench.cluster.cluster_file import own_file
 from scalebench.errors import ModelError, RunError
 from scalebench.models.registry import check_own, is_own
 from scalebench.study.spec import Run, Study, Training

@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from scalebench.cluster.load import load_cluster
+from scalebench.cluster.cluster_file import load_cluster
 from scalebench.comm.base import Capability, Server, ServerRule, SharedState
 from scalebench.comm.control import Control
 from scalebench.comm.counters import EventLog, SlowLinks

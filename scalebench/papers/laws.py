@@ -14,8 +14,8 @@ import pandas as pd
 from pydantic import Field, PositiveFloat, PositiveInt
 
 from scalebench.analysis.epochs_to_target import EpochsLaw, fit_epochs
+from scalebench.cluster.cluster_file import load_cluster
 from scalebench.cluster.device import load_device
-from scalebench.cluster.load import load_cluster
 from scalebench.errors import StudyError, UsageError, nearest
 from scalebench.figures.what_if import draw_what_if
 from scalebench.models.layer_files import load_layers

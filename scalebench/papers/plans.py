@@ -10,7 +10,7 @@ from typing import NamedTuple
 from matplotlib.figure import Figure
 from pydantic import Field, PositiveFloat, PositiveInt
 
-from scalebench.cluster.load import load_cluster
+from scalebench.cluster.cluster_file import load_cluster
 from scalebench.errors import StudyError
 from scalebench.figures.plotting import house_style
 from scalebench.figures.style import REPORT

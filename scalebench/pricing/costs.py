@@ -17,11 +17,11 @@ from functools import cached_property, lru_cache
 import numpy as np
 from numpy.typing import NDArray
 
+from scalebench.cluster.cluster_file import Cluster
 from scalebench.cluster.engine_costs import EngineCost, EngineCosts
 from scalebench.cluster.fitting import fit_engine
 from scalebench.cluster.network import Network
 from scalebench.cluster.operation import Kind, Operation
-from scalebench.cluster.spec import Cluster
 
 ONE_SIDED = "mpi-onesided"
 SERVER, SERVER_BUSY = "mpi-server", "mpi-server-busy"  # request and reply; the server's part of them

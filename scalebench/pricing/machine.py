@@ -9,8 +9,8 @@ from typing import Any
 
 from pydantic import BaseModel, ConfigDict, NonNegativeFloat
 
+from scalebench.cluster.cluster_file import Cluster
 from scalebench.cluster.engine_costs import EngineCosts
-from scalebench.cluster.spec import Cluster
 from scalebench.pricing.step_times import StepTable, table_under
 
 

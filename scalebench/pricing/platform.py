@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 
+from scalebench.cluster.cluster_file import Cluster
 from scalebench.cluster.engine_costs import EngineCosts
-from scalebench.cluster.spec import Cluster
 from scalebench.pricing.devices import TimeModel
 from scalebench.pricing.machine import OperationTimes
 

@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import BaseModel, ConfigDict, Field, NonNegativeFloat, PositiveInt
 
-from scalebench.cluster.spec import Cluster
+from scalebench.cluster.cluster_file import Cluster
 from scalebench.study.spec import Component, Training
 from scalebench.system.clock import Task
 

@@ -12,9 +12,9 @@ from typing import Any
 
 import pandas as pd
 
+from scalebench.cluster.cluster_file import Cluster, Link, Links, Node, Reduction, SharedLink
 from scalebench.cluster.network import Network
 from scalebench.cluster.operation import Kind, Operation
-from scalebench.cluster.spec import Cluster, Link, Links, Node, Reduction, SharedLink
 from scalebench.errors import ResultsError
 from scalebench.models.layer_files import layer_table_names, load_layers
 from scalebench.models.layers import LayerTable

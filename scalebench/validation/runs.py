@@ -27,8 +27,8 @@ from scalebench.analysis.loading import Results, load
 from scalebench.analysis.rounds import MEASURED, timed
 from scalebench.calibration.calibration_file import THIS_MACHINE, read_calibration
 from scalebench.calibration.charging import Note, machine_of
+from scalebench.cluster.cluster_file import load_cluster
 from scalebench.cluster.fitting import fit_engine
-from scalebench.cluster.load import load_cluster
 from scalebench.data.dataset import open_dataset
 from scalebench.errors import ClusterError, ResultsError
 from scalebench.formatting import counted

@@ -17,7 +17,7 @@ from scalebench.analysis import Results, differences, ratios
 from scalebench.analysis.intervals import RATIO_WHEN_STOPPED, unpaired_ratio
 from scalebench.analysis.methodology.quality import findings
 from scalebench.analysis.rounds import paired_rounds, paired_times, runs_by_cell
-from scalebench.cluster.load import load_cluster
+from scalebench.cluster.cluster_file import load_cluster
 from scalebench.comm import engines
 from scalebench.launch.hosts import Allocation, Host
 from scalebench.launch.sweep import expand

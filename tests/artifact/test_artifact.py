@@ -22,7 +22,7 @@ import yaml
 from scalebench.artifact import PaperFile, load_paper, verify_artifact, write_artifact
 from scalebench.artifact.packing import write_wheel
 from scalebench.calibration.calibration_file import Calibration
-from scalebench.cluster.load import load_cluster
+from scalebench.cluster.cluster_file import load_cluster
 from scalebench.errors import ResultsError, StudyError
 from scalebench.figures import PlotRequest, plot_folder
 from scalebench.figures.plotting import Drawn

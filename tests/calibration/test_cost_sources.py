@@ -12,7 +12,7 @@ from scalebench.calibration.cost_sources import Given, Kept, Measured, Place, St
 from scalebench.calibration.kept_steps import KeptSteps
 from scalebench.calibration.ranks import Placing
 from scalebench.calibration.request import Request
-from scalebench.cluster.load import load_cluster
+from scalebench.cluster.cluster_file import load_cluster
 from scalebench.errors import ClusterError, ResultsError
 from scalebench.formatting import Detail
 from scalebench.study.spec import Study

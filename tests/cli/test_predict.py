@@ -230,7 +230,7 @@ def test_answer_stands_first_with_intervals_and_what_they_rest_on():
 
 
 def test_jitter_of_the_cluster_file_is_taken(tmp_path):
-    from scalebench.cluster.load import load_cluster
+    from scalebench.cluster.cluster_file import load_cluster
 
     uneven = {"uneven": {"jitter": "normal", "jitter_sigma": 0.08}}
     file = tmp_path / "mine.yaml"

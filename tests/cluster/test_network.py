@@ -8,12 +8,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from scalebench.cluster.cluster_file import Cluster, Congestion, cluster_names, load_cluster
 from scalebench.cluster.collectives import SHORT_MESSAGE, Level, server
-from scalebench.cluster.load import cluster_names, load_cluster
 from scalebench.cluster.nccl_tuning import nccl_choice
 from scalebench.cluster.network import ALLREDUCE, Network, place
 from scalebench.cluster.operation import Kind, Operation
-from scalebench.cluster.spec import Cluster, Congestion
 from scalebench.errors import ClusterError
 from tests.operations import allreduce, barrier, broadcast, linear_broadcast, linear_reduce, message
 

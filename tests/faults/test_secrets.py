@@ -14,7 +14,7 @@ import pytest
 
 from scalebench.calibration.calibration_file import Calibration, Measurement, read_calibration
 from scalebench.cli.main import main
-from scalebench.cluster.load import preset
+from scalebench.cluster.cluster_file import preset
 from scalebench.comm import engines
 from scalebench.study.load import load_study
 

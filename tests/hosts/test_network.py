@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
+from scalebench.cluster.cluster_file import preset
 from scalebench.cluster.engine_costs import EngineCosts
-from scalebench.cluster.load import preset
 from scalebench.comm import engines
 from tests.hosts import machines
 from tests.hosts.conftest import reached_by_name

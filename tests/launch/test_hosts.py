@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from scalebench.cluster.load import load_cluster
+from scalebench.cluster.cluster_file import load_cluster
 from scalebench.errors import EngineError
 from scalebench.launch import hosts, planning, processes, sweep
 from scalebench.launch.hosts import Allocation, Host

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from scalebench.cluster.load import load_cluster
+from scalebench.cluster.cluster_file import load_cluster
 from scalebench.errors import ModelError, StudyError
 from scalebench.launch import model_check
 from scalebench.launch.model_check import ComputeEstimate, local_statistics, look_at_model

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from scalebench.cluster.load import load_cluster
+from scalebench.cluster.cluster_file import load_cluster
 from scalebench.comm import engines
 from scalebench.comm.launchers import mpirun
 from scalebench.comm.mpi_match import mismatch

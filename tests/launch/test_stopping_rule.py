@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from scipy.stats import t as student
 
 from scalebench.analysis.intervals import level_when_stopped
-from scalebench.cluster.load import load_cluster
+from scalebench.cluster.cluster_file import load_cluster
 from scalebench.launch.sweep import expand
 from scalebench.launch.work import StoppingRule, relative_width
 from scalebench.study.cell import Cell

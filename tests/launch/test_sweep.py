@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import pytest
 
-from scalebench.cluster.load import load_cluster
+from scalebench.cluster.cluster_file import load_cluster
 from scalebench.comm import engines
 from scalebench.errors import ClusterError, EngineError, StudyError
 from scalebench.launch.hosts import Allocation, Host

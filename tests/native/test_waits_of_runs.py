@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
+from scalebench.cluster.cluster_file import load_cluster
 from scalebench.cluster.engine_costs import EngineCosts
-from scalebench.cluster.load import load_cluster
 from scalebench.comm.engines import available
 from scalebench.data.catalog import prepare
 from scalebench.data.dataset import open_dataset

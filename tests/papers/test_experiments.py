@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from scalebench.cluster.load import load_cluster
+from scalebench.cluster.cluster_file import load_cluster
 from scalebench.errors import DataError, UsageError
 from scalebench.launch.planning import plan_study
 from scalebench.papers.claims import read_claims

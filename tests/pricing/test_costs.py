@@ -4,8 +4,8 @@ import math
 
 import pytest
 
+from scalebench.cluster.cluster_file import load_cluster
 from scalebench.cluster.engine_costs import EngineCost, EngineCosts
-from scalebench.cluster.load import load_cluster
 from scalebench.cluster.network import Network
 from scalebench.cluster.operation import busiest
 from scalebench.pricing.costs import Costs

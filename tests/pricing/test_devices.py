@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from scalebench.cluster.cluster_file import load_cluster
 from scalebench.cluster.device import Device, load_device
-from scalebench.cluster.load import load_cluster
 from scalebench.errors import ClusterError
 from scalebench.models.layer_files import load_layers, read_layers
 from scalebench.pricing.devices import MeasuredSteps, Roofline, Scaled, Stated, gradients_of, step_table

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from scalebench.cluster.load import load_cluster
+from scalebench.cluster.cluster_file import load_cluster
 from scalebench.errors import StudyError
 from scalebench.models.layers import Layer, LayerTable
 from scalebench.pricing.devices import Stated

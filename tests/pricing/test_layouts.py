@@ -6,8 +6,8 @@ from dataclasses import replace
 
 import pytest
 
+from scalebench.cluster.cluster_file import load_cluster
 from scalebench.cluster.device import load_device
-from scalebench.cluster.load import load_cluster
 from scalebench.errors import UsageError
 from scalebench.models.layer_files import load_layers
 from scalebench.pricing.devices import Roofline

@@ -5,8 +5,8 @@ from itertools import pairwise
 import numpy as np
 import pytest
 
+from scalebench.cluster.cluster_file import load_cluster
 from scalebench.cluster.engine_costs import EngineCost, EngineCosts
-from scalebench.cluster.load import load_cluster
 from scalebench.cluster.network import Network
 from scalebench.comm.base import Overlap
 from scalebench.pricing.costs import Costs, GradientTensor

@@ -10,8 +10,8 @@ import torch
 import yaml
 
 from scalebench.calibration.calibration_file import Calibration, read_calibration
+from scalebench.cluster.cluster_file import load_cluster
 from scalebench.cluster.engine_costs import EngineCost, EngineCosts
-from scalebench.cluster.load import load_cluster
 from scalebench.errors import ModelError, StudyError
 from scalebench.models.layer_counting import count_model
 from scalebench.models.layer_files import load_layers

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from scalebench.cluster.load import load_cluster
+from scalebench.cluster.cluster_file import load_cluster
 from scalebench.cluster.operation import Kind, Operation
 from scalebench.data.plan import BatchPlan
 from scalebench.errors import RunError

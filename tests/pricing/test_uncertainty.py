@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
+from scalebench.cluster.cluster_file import load_cluster
 from scalebench.cluster.device import load_device
 from scalebench.cluster.engine_costs import EngineCost, EngineCosts
-from scalebench.cluster.load import load_cluster
 from scalebench.models.layer_files import layer_table_names, load_layers
 from scalebench.models.layers import Layer, LayerTable
 from scalebench.pricing import uncertainty

@@ -3,7 +3,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from scalebench.cluster.load import load_cluster
+from scalebench.cluster.cluster_file import load_cluster
 from scalebench.errors import UsageError
 from scalebench.models.layer_files import load_layers
 from scalebench.models.layers import Layer, LayerTable

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from scalebench.cluster.load import load_cluster
+from scalebench.cluster.cluster_file import load_cluster
 from scalebench.errors import StudyError
 from scalebench.launch.planning import plan_study
 from scalebench.launch.sweep import expand

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from scalebench.cluster.load import load_cluster
+from scalebench.cluster.cluster_file import load_cluster
 from scalebench.data.shard import equal_batches
 from scalebench.errors import StudyError
 from scalebench.launch.sweep import expand

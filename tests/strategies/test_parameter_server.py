@@ -301,7 +301,7 @@ def test_server_in_the_same_process_equals_one_that_gets_messages(gate, dtype):
 
 
 def test_several_servers_run_on_real_ranks_too(monkeypatch):
-    from scalebench.cluster.load import load_cluster
+    from scalebench.cluster.cluster_file import load_cluster
     from scalebench.comm.engines import available
     from scalebench.launch.sweep import expand, is_oversubscribed
     from scalebench.native.job_files import server_ranks

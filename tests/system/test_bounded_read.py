@@ -7,8 +7,8 @@ import pytest
 
 from scalebench.analysis.epochs_to_target import read_law
 from scalebench.calibration.calibration_file import read_calibration
+from scalebench.cluster.cluster_file import load_cluster
 from scalebench.cluster.engine_costs import EngineCosts
-from scalebench.cluster.load import load_cluster
 from scalebench.errors import UsageError
 from scalebench.figures.added import Added
 from scalebench.models.layer_files import load_layers

@@ -6,8 +6,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from scalebench.cluster.cluster_file import load_cluster
 from scalebench.cluster.engine_costs import EngineCosts
-from scalebench.cluster.load import load_cluster
 from scalebench.cluster.network import Network
 from scalebench.comm.native import NativeCommunicator
 from scalebench.errors import RunError

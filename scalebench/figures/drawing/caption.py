@@ -23,9 +23,8 @@ from scalebench.analysis.intervals import CONFIDENCE, NOTHING_VARIES, interval_n
 from scalebench.analysis.loading import cells_in
 from scalebench.analysis.native_check import BESIDE_PROGRAMS, error_name, error_of_times
 from scalebench.analysis.tuning import optimizer_in_words
-from scalebench.cluster.load import load_cluster
+from scalebench.cluster.cluster_file import Cluster, load_cluster
 from scalebench.cluster.network import allreduce_name
-from scalebench.cluster.spec import Cluster
 from scalebench.errors import ClusterError
 from scalebench.figures.added import Added
 from scalebench.formatting import counted, digits, seconds

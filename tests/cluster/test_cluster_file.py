@@ -7,8 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from scalebench.cluster.load import cluster_names, describe_clusters, load_cluster
-from scalebench.cluster.spec import Cluster, require_step_times
+from scalebench.cluster.cluster_file import Cluster, cluster_names, describe_clusters, load_cluster, require_step_times
 from scalebench.errors import ClusterError
 from scalebench.study.spec import Study
 
