@@ -16,6 +16,7 @@ import pytest
 
 from scalebench.calibration.calibration_file import Calibration
 from scalebench.records.schema import ENVIRONMENT_COLUMNS
+from tests.conftest import invented_machine
 
 ZYGOTE = Path(__file__).parent / "programs" / "zygote.py"
 STUDY = """\
@@ -116,10 +117,23 @@ def zygote() -> Iterator[subprocess.Popen[str]]:
         assert process.wait(30) == 0
 
 
-@pytest.fixture
-def place(tmp_path, machine, zygote) -> Place:
+def made(folder: Path, zygote: subprocess.Popen[str]) -> Place:
+    machine = invented_machine()
     given = Calibration(key="given", tables=machine.tables, engines=machine.engines)
-    (tmp_path / "given.json").write_text(given.model_dump_json())
-    (tmp_path / "study.yaml").write_text(STUDY)
-    (tmp_path / "printed.txt").touch()
-    return Place(tmp_path, zygote)
+    (folder / "given.json").write_text(given.model_dump_json())
+    (folder / "study.yaml").write_text(STUDY)
+    (folder / "printed.txt").touch()
+    return Place(folder, zygote)
+
+
+@pytest.fixture
+def place(tmp_path, zygote) -> Place:
+    return made(tmp_path, zygote)
+
+
+@pytest.fixture(scope="session")
+def undisturbed(tmp_path_factory, zygote) -> Place:
+    """The study that nothing has hit, run once for all tests, in the folder `out`: read it, or copy it."""
+    found = made(tmp_path_factory.mktemp("undisturbed"), zygote)
+    assert found.run("out") == 0, found.printed()
+    return found
