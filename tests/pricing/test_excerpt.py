@@ -113,7 +113,7 @@ def seconds(strategy: Strategy, epochs: int, steps: int, **jitter: float) -> lis
     return [float(column[0]) for column in times]
 
 
-@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=30, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(strategy=drawn(), epochs=st.integers(1, 40), steps=st.integers(1, 90))
 def test_excerpt_takes_the_time_of_the_whole_program(strategy, epochs, steps):
     whole = strategy.model_copy(update={"stated": False})

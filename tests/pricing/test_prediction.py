@@ -163,8 +163,8 @@ def test_shared_models_take_memory_of_their_hosts_only():
     assert memory_of(own, name, 64).strategy == memory_of(own, name, 4).strategy
 
 
-def cuttable() -> Predictor:
-    """Of six products, each followed by what works element by element."""
+def cuttable(batches: int = WORKERS * STEPS) -> Predictor:
+    """Of six products, each followed by what works element by element; on that many batches of samples."""
     rows = []
     for place, width in enumerate((64, 128, 256, 128, 64, 32)):
         before = rows[-1].activations if rows else 32
@@ -173,7 +173,7 @@ def cuttable() -> Predictor:
         rows.append(Layer(f"act{place}.relu", "relu", 0, 0, width, width, width))
     table = LayerTable("stack", tuple(rows), "test", (32,))
     platform = Platform(load_cluster("juwels-booster"), Stated(1e-3, 16))
-    return Predictor(Workload(table, WORKERS * STEPS * 16, 6, 16), platform)
+    return Predictor(Workload(table, batches * 16, 6, 16), platform)
 
 
 @pytest.mark.parametrize(
@@ -192,7 +192,7 @@ def cuttable() -> Predictor:
 def test_parts_of_a_model_are_predicted_as_every_step_is_priced(strategy, workers):
     """An excerpt of one replica, against all steps of all workers."""
     component = Component.model_validate(yaml.safe_load(strategy))
-    own = cuttable()
+    own = cuttable(12 * cuttable().mesh(component, workers).data)  # 12 steps of each replica
     found = own.times(component, workers, [Case(own.platform, 16)])
     program, mesh, pieces = own.strategy(component), own.mesh(component, workers), own.micro_batches(component, workers)
     steps, batch = own.batches(component, workers)
