@@ -16,6 +16,7 @@ if TYPE_CHECKING:
 
 MOST = 181  # side of a tile whose places fit into 16 bits with a sign
 _PLACE_BYTES = 2  # int16
+_TABLE_ENTRY_BYTES = 4  # float32
 
 
 class StrongestOfTiles:
@@ -25,6 +26,9 @@ class StrongestOfTiles:
     largest divisors of the matrix's that are at most `side`. With `cosines` the entries are those of the tile's
     orthonormal discrete cosine transform (DCT-II) instead. In a message entries have `bits` and their places in the
     tile 16; below 32 bits a table of `by_bins` stands before those of each parameter.
+
+    Of tensors without values, as recordings have them, results have the sizes alone: torch takes a millisecond in
+    Python for each of hundreds of small operations on such tensors.
     """
 
     def __init__(
@@ -43,10 +47,20 @@ class StrongestOfTiles:
         self._counts = [min(entries, max(1, count(entries))) for _, entries in self._tiles]
         self._bits, self._cosines, self._dtype = bits, cosines, like.dtype
 
+    @property
+    def nbytes(self) -> int:
+        """Number of bytes of a message."""
+        sent = [tiles * count for (tiles, _), count in zip(self._tiles, self._counts, strict=True)]
+        if self._bits == 32:
+            return sum((self._dtype.itemsize + _PLACE_BYTES) * n for n in sent)
+        return sum(_TABLE_ENTRY_BYTES * 2**self._bits + _bytes_of(n, self._bits) + _PLACE_BYTES * n for n in sent)
+
     def message(self, vector: Tensor) -> Tensor:
         """Return the bytes (b,) that stand for `vector` (n,)."""
         import torch
 
+        if vector.is_meta:
+            return vector.new_empty(self.nbytes, dtype=torch.uint8)
         parts: list[Tensor] = []
         for tiles, count in zip(self.tiles_of(vector), self._counts, strict=True):
             places = tiles.abs().topk(count, dim=1, sorted=False).indices
@@ -71,6 +85,8 @@ class StrongestOfTiles:
 
     def vector_of(self, message: Tensor) -> Tensor:
         """Return the vector (n,) for which a message stands."""
+        if message.is_meta:
+            return message.new_empty(sum(self._sizes), dtype=self._dtype)
         return self.vector([entries for entries, _ in self.tiles_in(message)])
 
     def tiles_of(self, vector: Tensor) -> list[Tensor]:
@@ -119,10 +135,15 @@ class StrongestOfTiles:
         if self._bits == 32:
             end = at + n * self._dtype.itemsize
             return message[at:end].clone().view(self._dtype), end
-        begin = at + 4 * 2**self._bits
-        end = begin + -(-n * self._bits // 8)
+        begin = at + _TABLE_ENTRY_BYTES * 2**self._bits
+        end = begin + _bytes_of(n, self._bits)
         table = message[at:begin].clone().view(torch.float32).to(self._dtype)
         return table.index_select(0, unpacked_codes(message[begin:end], self._bits, n).int()), end
+
+
+def _bytes_of(n: int, bits: int) -> int:
+    """Return the bytes that `n` codes fill."""
+    return -(-n * bits // 8)
 
 
 def _grid(shape: tuple[int, ...], side: int) -> tuple[int, int, int, int]:

@@ -64,7 +64,11 @@ def test_a_message_holds_the_strongest_entries_of_each_tile(bits):
     np.testing.assert_allclose(found, np.concatenate(expected), atol=1e-12 if bits == 32 else 1e-6, rtol=0)
     entries = 4 * 6, 7  # 4 tiles of 3 x 5 numbers; 7 of one, each of which sends one
     each = sum(8 * n for n in entries) if bits == 32 else sum(16 + -(-2 * n // 8) for n in entries)
-    assert message.nbytes == each + 2 * sum(entries)
+    assert message.nbytes == strongest.nbytes == each + 2 * sum(entries)
+    blank = strongest.message(flat.to("meta"))
+    assert (blank.is_meta, blank.shape, blank.dtype) == (True, message.shape, message.dtype)
+    back = strongest.vector_of(blank)
+    assert (back.is_meta, back.shape, back.dtype) == (True, flat.shape, flat.dtype)
 
 
 def test_what_is_not_sent_stays_for_the_next_round(play):
