@@ -33,8 +33,9 @@ def site(cluster, tmp_path):
     return call
 
 
-def write_study(folder, name, *strategies, **values):
-    text = study(3, *strategies, **values).replace("workers: [3]", "workers: [1, 2, 3]").replace("nodes\n", f"{name}\n")
+def write_study(folder, name, *strategies, workers="1, 2, 3", **values):
+    text = study(3, *strategies, **values).replace("workers: [3]", f"workers: [{workers}]")
+    text = text.replace("nodes\n", f"{name}\n")
     (folder / "study.yaml").write_text(text)
     return folder / "results" / name
 
@@ -60,7 +61,7 @@ def made_by_shard(results, number):
 
 def test_every_command_of_the_page_runs_on_a_login_node(cluster, site, tmp_path):
     (tmp_path / "site.yaml").unlink()  # written by the page
-    results = write_study(tmp_path, "scaling", "serial", "allreduce", repetitions=2)
+    results = write_study(tmp_path, "scaling", "serial", "allreduce", workers="1, 3", repetitions=2)
     commands = [
         line for skipped, block in COMMANDS.findall(PAGE.read_text()) for line in block.splitlines() if not skipped
     ]
@@ -70,12 +71,12 @@ def test_every_command_of_the_page_runs_on_a_login_node(cluster, site, tmp_path)
         site("bash", "-c", wanted, timeout=400)
     made = rows(results)
     assert Counter((row["strategy"], row["workers"], row["nodes"]) for row in made) == {
-        ("serial", "1", "1"): 2, ("allreduce", "1", "1"): 2, ("allreduce", "2", "2"): 2, ("allreduce", "3", "3"): 2,
+        ("serial", "1", "1"): 2, ("allreduce", "1", "1"): 2, ("allreduce", "3", "3"): 2,
     }, output_of(results)  # fmt: skip
     assert {row["status"] for row in made} == {"completed"}
-    assert sorted(int(row["run_order"]) for row in made) == list(range(8)), "as if it had run in one piece"
-    assert len({row["scheduler_job_id"] for row in made}) == 3
-    assert len(rows(results, "epochs")) == 16
+    assert sorted(int(row["run_order"]) for row in made) == list(range(6)), "as if it had run in one piece"
+    assert len({row["scheduler_job_id"] for row in made}) == 2
+    assert len(rows(results, "epochs")) == 12
     first, *_, collection = jobs_of(results)
     assert "NumNodes=3" in cluster.shown(int(first["job"]))
     assert cluster.wait(int(collection["job"])) == "COMPLETED"
