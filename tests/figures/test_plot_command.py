@@ -74,9 +74,11 @@ def test_studies_of_one_name_get_separate_folders(workplace):
     """Drawn again, each study goes to its earlier folder."""
     for folder in ("before", "after"):
         shutil.copytree(workplace / "results/newer", workplace / folder / "newer")
-    for folder, place in [("before", "newer"), ("after", "newer-2"), ("before", "newer"), ("after", "newer-2")]:
+    places = {"before": "newer", "after": "newer-2"}
+    for folder, place in [*places.items(), *places.items()]:
         drawn = CliRunner().invoke(plot, [f"{folder}/newer", "--figure", "strong-scaling", "--format", "svg"])
         assert drawn.stdout == f"plots/{place}/strong-scaling{{.svg,.txt,.tex,.csv}}\n"
+    for folder, place in places.items():
         reported = CliRunner().invoke(report, [f"{folder}/newer"])
         assert reported.stdout == f"plots/{place}/report.html\n"
     for name in ("newer", "newer-2"):
