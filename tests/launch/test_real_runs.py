@@ -25,7 +25,7 @@ from scalebench.launch.sweep import is_oversubscribed
 from scalebench.native.heartbeat import Phase, read_heartbeats
 from scalebench.study.spec import Component, Run
 from scalebench.system import hardware
-from tests.conftest import needs_mpi
+from tests.conftest import needs_mpi, some
 
 FAULTY = Path(__file__).parent / "models" / "faulty.py"
 
@@ -154,9 +154,7 @@ def test_processes_that_do_not_end_after_the_last_run_are_killed(tmp_path, monke
 
 
 @needs_mpi
-@pytest.mark.parametrize(
-    "signum", [signal.SIGKILL, signal.SIGTERM, pytest.param(signal.SIGSTOP, marks=pytest.mark.thorough)]
-)
+@pytest.mark.parametrize("signum", some([signal.SIGKILL, signal.SIGTERM, signal.SIGSTOP], signal.SIGKILL))
 def test_killed_mpirun_is_named_and_a_stopped_one_is_killed(tmp_path, monkeypatch, signum):
     """A stopped mpirun passes nothing on, and the run is made; only its end never comes."""
     monkeypatch.setattr("scalebench.launch.real_runs._ENDING_LIMIT_S", 3.0)
