@@ -46,12 +46,15 @@ def test_the_page_of_claims_is_of_these_rows():
     assert page == claims_page(PAPERS, "laptop", REFERENCE.relative_to(ROOT)), REFRESH
 
 
-@pytest.mark.parametrize("paper", some([paper.name for paper in PAPERS], "besch1995"))
-def test_another_process_draws_the_same_bytes(tmp_path, paper):
+ONE_FIGURE = ("besch1995", "--figure", "ring")
+
+
+@pytest.mark.parametrize("words", some([ONE_FIGURE, *((paper.name,) for paper in PAPERS)], ONE_FIGURE), ids=" ".join)
+def test_another_process_draws_the_same_bytes(tmp_path, words):
     drawn = []
     for hash_seed in ("1", "2"):
         output = tmp_path / hash_seed
-        command = [sys.executable, "-m", "scalebench", "reproduce", paper, "--redraw"]
+        command = [sys.executable, "-m", "scalebench", "reproduce", *words, "--redraw"]
         subprocess.run(
             [*command, "--results", str(REFERENCE), "--output", str(output)],
             cwd=ROOT, env={**os.environ, "PYTHONHASHSEED": hash_seed}, check=True, capture_output=True,
