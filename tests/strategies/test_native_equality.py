@@ -103,8 +103,8 @@ UNEVEN = {"model": MODEL, "partition": {"dirichlet": {"alpha": 5}}}
 REPLACING = {**UNEVEN, "model": {f"{Path(__file__).parent / 'models' / 'replacing.py'}:build": {"replaces": True}}}
 
 
-def launched(engine, runs, references, blobs, tmp_path):
-    """Run all in one launch of four ranks; the results by run."""
+def launched(engine, runs, references, blobs, tmp_path, ranks=4):
+    """Run all in one launch; the results by run."""
     if reason := available(engine):
         pytest.skip(reason)
     entries = [
@@ -125,9 +125,14 @@ def launched(engine, runs, references, blobs, tmp_path):
         entries.append({**entries[0], "run": json.loads(run.model_dump_json()), "reference": name, "apart": False})
     (tmp_path / "runs.json").write_text(json.dumps(entries))
     np.savez(tmp_path / "data.npz", x=blobs.x_train, y=blobs.y_train, x_test=blobs.x_test, y_test=blobs.y_test)
-    command = [*launch_command(4)[0], sys.executable, "-W", "error", str(PROGRAM), str(tmp_path)]
+    command = [*launch_command(ranks)[0], sys.executable, "-W", "error", str(PROGRAM), str(tmp_path)]
     done = subprocess.run(
-        command, env=environment(1, oversubscribed=True), capture_output=True, text=True, timeout=240, check=False
+        command,
+        env=environment(1, oversubscribed=True),
+        capture_output=True,
+        text=True,
+        timeout=60 * ranks,
+        check=False,
     )
     assert done.returncode == 0, done.stdout + done.stderr
     return {entry["run"]["run_id"]: dict(np.load(tmp_path / f"{entry['run']['run_id']}.npz")) for entry in entries}

@@ -42,6 +42,30 @@ STYLES = {  # model, ranks, degree
     "styles-3": ("transformer", 4, 4),
 }
 
+ON_EIGHT = [  # model, strategy, replicas, micro-batches
+    ("mlp", {"model_parallel": {"stages": 4}}, 2, 1),
+    ("convolutional", {"pipeline": {"stages": 4}}, 2, 4),
+    ("transformer", {"pipeline": {"stages": 4, "schedule": "gpipe", "micro_batches": 2}}, 2, 2),
+    ("deep", {"pipeline": {"stages": 4, "schedule": "interleaved"}}, 2, 4),
+    ("deep", {"pipeline": {"stages": 8, "micro_batches": 8}}, 1, 8),
+    ("mlp", {"tensor": {"degree": 4}}, 2, 1),
+    ("convolutional", "tensor", 4, 1),
+    ("transformer", {"tensor": {"degree": 4, "recompute": "all"}}, 2, 1),
+    ("mlp", {"hybrid": {"pipeline": 4, "tensor": 2}}, 1, 4),
+    ("convolutional", {"hybrid": {"data": 2, "tensor": 2, "schedule": "gpipe", "micro_batches": 2}}, 2, 2),
+    ("transformer", {"hybrid": {"data": 2, "tensor": 2, "micro_batches": 2}}, 2, 2),
+    ("mlp", {"fsdp": {"shard": 3}}, 8, 1),
+    ("convolutional", {"fsdp": {"shard": 2}}, 8, 1),
+    ("transformer", {"fsdp": {"shard": 1}}, 8, 1),
+    ("transformer", {"adaptive": {"layout": "least", "again": False}}, 8, 1),
+]
+TORCHS_ON_EIGHT = [
+    ("deep", {"torch_pipeline": {"stages": 4, "schedule": "zbv"}}, 2, 4),
+    ("convolutional", {"torch_pipeline": {"stages": 4}}, 2, 4),
+    ("transformer", {"torch_tensor": {"degree": 4}}, 2, 1),
+    ("convolutional", {"torch_fsdp": {"shard": 3}}, 8, 1),
+]
+
 
 @pytest.fixture(scope="module")
 def patterns():
@@ -89,6 +113,17 @@ def check_whole(run, native, patterns, replicas, pieces=1):
     np.testing.assert_allclose(native["final"], alone.numpy(), **EXACT, err_msg=run.run_id)
 
 
+def check_all(runs, found, expected, patterns, machine):
+    """Check `runs`; `expected` has the replicas and micro-batches of those whose weights are those of whole models."""
+    for run in runs:
+        native = found[run.run_id]
+        if run.run_id in expected:
+            check_whole(run, native, patterns, *expected[run.run_id])
+        counted = check_twin(run, native, patterns, machine)
+        alike = slice(1) if run.strategy.name == "torch_fsdp" else slice(2)  # which fills shards up
+        assert native["counted"][:, alike].tolist() == counted[:, alike].tolist(), run.run_id
+
+
 @pytest.mark.parametrize("engine", some(["mpi", "gloo"], "mpi"))
 def test_real_ranks_train_as_virtual_workers_and_whole_models_do(make_run, patterns, machine, tmp_path, engine):
     """On 2, 3 and 4 ranks: weights, bytes and metrics."""
@@ -106,12 +141,20 @@ def test_real_ranks_train_as_virtual_workers_and_whole_models_do(make_run, patte
         expected[runs[-1].run_id] = workers, 1
     found = launched(engine, runs, [], patterns, tmp_path)
     assert {run.workers for run in runs} == {2, 3, 4}
-    for run in runs:
-        native = found[run.run_id]
-        if run.run_id in expected:
-            check_whole(run, native, patterns, *expected[run.run_id])
-        counted = check_twin(run, native, patterns, machine)
-        assert native["counted"].tolist() == counted.tolist(), run.run_id
+    check_all(runs, found, expected, patterns, machine)
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize("engine", ["mpi", "gloo"])
+def test_eight_real_ranks_train_as_virtual_workers_and_whole_models_do(make_run, patterns, machine, tmp_path, engine):
+    runs, expected = [], {}
+    for model, strategy, replicas, pieces in ON_EIGHT + (TORCHS_ON_EIGHT if engine == "gloo" else []):
+        runs.append(small(make_run, engine, f"{len(runs)}-{model}", strategy, 8, model))
+        expected[runs[-1].run_id] = replicas, pieces
+    local = {"hybrid": {"tensor": 2, "micro_batches": 2, "within": WITHIN[1]}}
+    runs += native_runs(engine, {"local": local}, make_run, counts=(8,), model=MODELS["mlp"])
+    found = launched(engine, runs, [], patterns, tmp_path, ranks=8)
+    check_all(runs, found, expected, patterns, machine)
 
 
 @pytest.mark.parametrize("name", PIPELINES)
