@@ -20,7 +20,7 @@ from scalebench.formatting import EMPTY, counted, digits, seconds, share
 if TYPE_CHECKING:
     from torch import nn
 
-    from scalebench.pricing.layouts import Plan, Planner, StageOf, Step
+    from scalebench.pricing.layouts import ComponentOf, Plan, Planner, StageOf, Step
     from scalebench.pricing.prediction import Predictor
     from scalebench.study.spec import Component
     from scalebench.tables import Table
@@ -51,11 +51,12 @@ _PANELS = {  # of `--help`
 @format_option
 @verbosity_options
 def plan(model: str | None, devices: int, batch: int, study: Path | None, form: str, **flags: Any) -> int:
-    """Plan how to divide a training of MODEL among N devices: data, sharded, tensor and pipeline parallelism.
+    """Plan how to divide a training of MODEL among N devices: data, sharded, tensor, pipeline, adaptive parallelism.
 
     Every mesh of replicas, stages and tensor degree that multiplies to the devices is searched, with up to 8
     micro-batches a stage in the order of 1f1b or interleaved, and stages cut by times; where a worker does not fit into
-    the memory, activations are computed again. The best of each kind has a row. Nothing is trained: every number is
+    the memory, activations are computed again. `adaptive` shares each layer by as many devices as move the least for
+    it. The best of each kind has a row. Nothing is trained: every number is
     modelled, as `predict` does.
 
     \b
@@ -68,7 +69,8 @@ def plan(model: str | None, devices: int, batch: int, study: Path | None, form: 
     predictor = predictor_of(model, flags | {"batch": None, "batch_global": batch} | _WHOLE)
     planner = Planner(predictor, devices, _module(model or "", predictor))
     found = planner.plan()
-    show_tables(form, *_answer(planner, found), _table(planner, found), *_stages(planner, found))
+    tables = _table(planner, found), *_stages(planner, found), *_components(planner, found)
+    show_tables(form, *_answer(planner, found), *tables)
     if study is not None:
         _write(study, model or "", planner, found, flags)
     return 0
@@ -104,6 +106,7 @@ def _answer(planner: Planner, found: Plan) -> Iterator[str]:
         line += f"; {second.layout.strategy} takes {digits(second.step_s / best.step_s)} times as long"
     yield f"{line}."
     yield _at_ends(found)
+    yield from _adaptive_choice(planner, found)
     if found.greedy is None:
         yield "Deciding one number after the other (tensor degree, stages, micro-batches) finds none that fits."
     elif found.greedy.step_s <= best.step_s:
@@ -114,6 +117,31 @@ def _answer(planner: Planner, found: Plan) -> Iterator[str]:
             f"Deciding one number after the other (tensor degree, stages, micro-batches) finds "
             f"{found.greedy.layout.strategy}, which loses {lost}."
         )
+
+
+def _adaptive_choice(planner: Planner, found: Plan) -> Iterator[str]:
+    """Yield the layers that `adaptive` shares, and what its greedy choice loses."""
+    best, greedy = found.adaptive, found.adaptive_greedy
+    if best is None:
+        return
+    degrees = planner.degrees(best.layout)
+    several = sum(degree > 1 for degree in degrees)
+    line = (
+        f"adaptive shares {several} of {counted(len(degrees), 'layer')} among devices"
+        if several
+        else ("adaptive shares no layer among devices: data parallelism moves the least")
+    )
+    if greedy is None:
+        line += "; chosen greedily, layer after layer, no layout fits"
+    elif planner.degrees(greedy.layout) == degrees:
+        line += "; chosen greedily, layer after layer, the layout is the same"
+    else:
+        moved, least = (sum(each.moved for each in planner.components(step.layout)) for step in (greedy, best))
+        line += (
+            f"; chosen greedily, layer after layer, it moves {share(moved / least - 1)} more and takes "
+            f"{digits(greedy.step_s / best.step_s)} times as long"
+        )
+    yield f"{line}."
 
 
 def _at_ends(found: Plan) -> str:
@@ -133,10 +161,14 @@ def _at_ends(found: Plan) -> str:
 def _table(planner: Planner, found: Plan) -> Table:
     from scalebench.measured import Measured
     from scalebench.pricing.decision import SPAN
+    from scalebench.pricing.layouts import ADAPTIVE
     from scalebench.tables.table import COUNT, MEMORY, NUMBER, TIME_ALONE, Column, Table
 
     def recomputed(step: Step) -> str:
         return str(step.layout.strategy.options.get("recompute", EMPTY))
+
+    def if_uniform(step: Step, value: int) -> Measured:
+        return Measured(math.nan if step.layout.kind == ADAPTIVE else value)
 
     def if_staged(step: Step, value: float) -> Measured:
         return Measured(value if step.layout.mesh.pipeline > 1 else math.nan)
@@ -144,9 +176,9 @@ def _table(planner: Planner, found: Plan) -> Table:
     again = any("recompute" in step.layout.strategy.options for step in found.steps)
     columns: list[Column[Step]] = [
         Column("layout", _layout, left=True),
-        Column("data", lambda step: Measured(step.layout.mesh.data), COUNT),
-        Column("stages", lambda step: Measured(step.layout.mesh.pipeline), COUNT),
-        Column("tensor", lambda step: Measured(step.layout.mesh.tensor), COUNT),
+        Column("data", lambda step: if_uniform(step, step.layout.mesh.data), COUNT),
+        Column("stages", lambda step: if_uniform(step, step.layout.mesh.pipeline), COUNT),
+        Column("tensor", lambda step: if_uniform(step, step.layout.mesh.tensor), COUNT),
         Column("micro-batches", lambda step: if_staged(step, step.layout.micro_batches), COUNT, spare=2),
         *([Column("computed again", recomputed)] if again else []),
         Column("step", lambda step: Measured(step.step_s, step.low_s, step.high_s), SPAN),
@@ -205,6 +237,35 @@ def _stages(planner: Planner, found: Plan) -> Iterator[Table]:
         [
             "from, to: the ends of each chunk of layers; both passes: of a micro-batch, with what is computed once; "
             "memory has the strategy's own tensors, too"
+        ],
+    )
+
+
+def _components(planner: Planner, found: Plan) -> Iterator[Table]:
+    """Yield the components of the adaptive layout, where it shares a layer."""
+    from scalebench.measured import Measured
+    from scalebench.tables.table import COUNT, MEMORY, TIME_ALONE, Column, Table
+
+    if found.adaptive is None or max(planner.degrees(found.adaptive.layout)) == 1:
+        return
+    columns: list[Column[ComponentOf]] = [
+        Column("from", lambda each: each.shared.first, left=True),
+        Column("to", lambda each: each.shared.last, left=True),
+        Column("number", lambda each: Measured(each.shared.layers), COUNT),
+        Column("shared by", lambda each: Measured(each.shared.degree), COUNT),
+        Column("replicas", lambda each: Measured(planner.devices // each.shared.degree), COUNT),
+        Column("both passes", lambda each: Measured(each.pass_s), TIME_ALONE),
+        Column("parameters", lambda each: Measured(each.parameters), MEMORY),
+        Column("moved", lambda each: Measured(each.moved), MEMORY),
+        Column("by data alone", lambda each: Measured(each.moved_by_data), MEMORY),
+    ]
+    yield Table.of(
+        f"components of {found.adaptive.layout.strategy}",
+        columns,
+        planner.components(found.adaptive.layout),
+        [
+            "moved: by a device in a step: gradients, sums among those that share a layer, rows between components; by "
+            "data alone: if every device held all layers"
         ],
     )
 

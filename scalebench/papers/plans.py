@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from functools import cached_property
 from pathlib import Path
-from typing import NamedTuple
 
 from matplotlib.figure import Figure
 from pydantic import Field, PositiveFloat, PositiveInt
@@ -21,7 +20,7 @@ from scalebench.pricing.memory import WorkerMemory
 from scalebench.pricing.platform import Platform
 from scalebench.pricing.prediction import Predictor, Workload
 from scalebench.pricing.validity import memory_of
-from scalebench.strategies.adaptive import Costs, chosen, runs_of
+from scalebench.strategies.adaptive import Costs, Shared, chosen, components_of
 from scalebench.strategies.base import LayerProfile
 from scalebench.strategies.registry import create
 from scalebench.study.spec import Component
@@ -37,15 +36,6 @@ _PARTS = {
     "activations": "#E69F00",
 }
 _SIZE_IN = (9.0, 3.2)
-
-
-class Shared(NamedTuple):
-    """Consecutive layers, from `first` to `last`, that `degree` devices share."""
-
-    first: str
-    last: str
-    parameters: int
-    degree: int
 
 
 class Plan(StrictModel):
@@ -69,12 +59,7 @@ class Plan(StrictModel):
 
     def components(self) -> list[Shared]:
         """Return the components of the layout that moves the least numbers in a step."""
-        layers, place, found = self._layers, 0, []
-        for size, degree in zip(*runs_of(self._degrees), strict=True):
-            own = layers[place : place + size]
-            found.append(Shared(own[0].name, own[-1].name, sum(layer.parameters for layer in own), degree))
-            place += size
-        return found
+        return components_of(self._layers, self._degrees)
 
     def numbers_saved(self) -> float:
         """Return the share of the numbers of data parallelism that this layout does not move."""

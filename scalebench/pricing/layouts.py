@@ -8,10 +8,11 @@ priced.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cache, cached_property
-from typing import NamedTuple, NoReturn, cast
+from typing import Literal, NamedTuple, NoReturn, cast
 
 import torch
 from torch import nn
@@ -21,21 +22,25 @@ from scalebench.cluster.operation import Kind, Operation
 from scalebench.errors import ModelError, StudyError, UsageError
 from scalebench.models.layers import ELEMENT_BYTES
 from scalebench.models.parts import Layer, facts_of, layers_of
+from scalebench.models.sharding import sharing_degrees_of
 from scalebench.pricing.memory import WorkerMemory, part_memory
 from scalebench.pricing.prediction import SERIAL, Case, Predictor, optimizer_states
 from scalebench.pricing.schedule import PartMemory
 from scalebench.pricing.table_cut import HeldRows, TableCut
 from scalebench.pricing.uncertainty import cases_at_ends, interval, seconds_at_ends, uncertainty_of
 from scalebench.pricing.validity import memory_of
-from scalebench.strategies.base import Recompute
+from scalebench.strategies.adaptive import Costs, Shared, chosen, components_of
+from scalebench.strategies.base import LayerProfile, Recompute
 from scalebench.strategies.parts import PartsOfModel
 from scalebench.study.spec import Component
 from scalebench.training.stage import most_kept
 
-_GIB = 2**30
+Solver = Literal["viterbi", "greedy"]
+_GIB, _MIB = 2**30, 2**20
 _MOST_PIECES = 8  # micro-batches for each stage: they idle for a ninth of the step at most
 _CHUNKS = 2  # of layers on each stage, where micro-batches move interleaved
 _RECOMPUTE: tuple[Recompute, ...] = ("none", "layer", "all")  # the fastest first
+ADAPTIVE = "adaptive"  # kind of the layouts whose layers are shared by numbers of devices of their own
 DATA = Component(name="ddp")
 SHARDED = [Component(name="fsdp", options={"shard": shard}) for shard in (1, 2, 3)]
 
@@ -81,15 +86,31 @@ class StageOf(NamedTuple):
     memory: WorkerMemory
 
 
+class ComponentOf(NamedTuple):
+    """A component of an adaptive layout: seconds of its passes, and bytes that a worker holds and moves in a step.
+
+    `moved` are those of its gradients, of sums among the devices that share it, and of the rows that are gathered for
+    it; `moved_by_data` those of its gradients if every device held it whole.
+    """
+
+    shared: Shared
+    pass_s: float
+    parameters: float
+    moved: float
+    moved_by_data: float
+
+
 @dataclass(frozen=True)
 class Plan:
     """The best layout of each kind that fits, by time, and the one that is found by one decision after the other.
 
-    `alone_s` are the seconds of the step on one device, `tried` and `priced` count layouts.
+    `adaptive_greedy` is the layout that `adaptive` chooses layer after layer. `alone_s` are the seconds of the step on
+    one device, `tried` and `priced` count layouts.
     """
 
     steps: list[Step]
     greedy: Step | None
+    adaptive_greedy: Step | None
     alone_s: float
     tried: int
     priced: int
@@ -98,6 +119,11 @@ class Plan:
     @property
     def best(self) -> Step:
         return self.steps[0]
+
+    @property
+    def adaptive(self) -> Step | None:
+        """The layout that `adaptive` chooses; None if it does not fit, or if the model cannot be cut."""
+        return next((step for step in self.steps if step.layout.kind == ADAPTIVE), None)
 
 
 class Planner:
@@ -148,7 +174,84 @@ class Planner:
         for mesh, pieces, chunks in _divisions(self.devices, self.batch, len(self._cut(1).layers)):
             if self._is_shareable(mesh.tensor) and (layout := self._in_parts(mesh, pieces, chunks)) is not None:
                 found.append(layout)
+        if 1 < self.devices <= self.batch and (adaptive := self._adaptive("viterbi")) is not None:
+            found.append(adaptive)
         return found
+
+    # --- layouts of `adaptive` ----------------------------------------------------------------------------------
+
+    def _adaptive(self, solver: Solver) -> Layout | None:
+        """Return the layout of the least numbers that fits, else that of the least numbers.
+
+        None if the modules of the model cannot be shared as its table can.
+        """
+        options: dict[str, object] = {"layout": "least"}
+        if solver == "greedy":
+            options["solver"] = solver
+        layout = Layout(ADAPTIVE, Component(name="adaptive", options=options), Mesh(self.devices))
+        if not self._allows(self.degrees(layout)):
+            return None
+        if not self.fits(layout):
+            workload, memory = self.predictor.workload, self.memory(layout)
+            over = memory.total - cast(float, self.predictor.platform.memory_gib) * _GIB
+            vectors = 3 + optimizer_states(workload.optimizer)  # parameters, initial ones, gradients, states
+            most = (memory.parameters - over / vectors) / _MIB
+            capped = Component(name="adaptive", options={**options, "parameters_mib": most})
+            if most > 0 and self._chosen(solver, most) is not None:
+                layout = layout._replace(strategy=capped)
+        return layout
+
+    def _chosen(self, solver: Solver, parameters_mib: float) -> tuple[int, ...] | None:
+        most = parameters_mib * _MIB / ELEMENT_BYTES[self.predictor.workload.dtype]
+        return chosen(self._profiles, self._moved, most, solver)
+
+    @cached_property
+    def _profiles(self) -> list[LayerProfile]:
+        return self._cut(self.batch / self.devices).profiles(self.devices)
+
+    @property
+    def _moved(self) -> Costs:
+        return Costs(self.devices, self.batch / self.devices)
+
+    def degrees(self, layout: Layout) -> tuple[int, ...]:
+        """Return the devices that share each layer in an adaptive layout."""
+        options = layout.strategy.options
+        found = self._chosen(options.get("solver", "viterbi"), options.get("parameters_mib", math.inf))
+        assert found is not None, "the cap was tried"
+        return found
+
+    def _allows(self, degrees: Sequence[int]) -> bool:
+        """Return True if the modules of the model, where it has some, can be shared by so many devices."""
+        if not self._layers:
+            return True
+        of_each = sharing_degrees_of(self._layers, self.devices, self.predictor.workload.layers.name)
+        return len(of_each) == len(degrees) and all(degree in own for degree, own in zip(degrees, of_each, strict=True))
+
+    def components(self, layout: Layout) -> list[ComponentOf]:
+        """Return the components of an adaptive layout."""
+        number, costs = ELEMENT_BYTES[self.predictor.workload.dtype], self._moved
+        cut, layers, degrees = self._cut(self.batch / self.devices), self._profiles, self.degrees(layout)
+        forward, backward, _ = self.predictor.step_seconds(self.devices, self.batch / self.devices, 1)
+        place, before, found = 0, 1, []
+        for shared in components_of(layers, degrees):
+            own = range(place, place + shared.layers)
+            moved = sum(costs.of_layer(layers[each], shared.degree) for each in own)
+            moved += costs.of_move(layers[place].takes, before, shared.degree)
+            place, before = own.stop, shared.degree
+            if place == len(layers):
+                moved += costs.of_move(layers[-1].gives, before, 1)
+            found.append(
+                ComponentOf(
+                    shared,
+                    pass_s=sum(forward * cut.facts[each].forward + backward * cut.facts[each].backward for each in own),
+                    parameters=number * shared.parameters / shared.degree,
+                    moved=number * moved,
+                    moved_by_data=number * sum(costs.of_layer(layers[each], 1) for each in own),
+                )
+            )
+        return found
+
+    # --- layouts in parts ---------------------------------------------------------------------------------------
 
     def _in_parts(self, mesh: Mesh, pieces: int, chunks: int) -> Layout | None:
         """Return the layout of a mesh that computes least again of those that fit, else the one that needs least.
@@ -372,7 +475,9 @@ class Planner:
         alone_s = float(self.predictor.times(SERIAL, 1, [Case(self.predictor.platform, self.batch)]).time[0])
         steps = sorted(best.values(), key=lambda step: step.step_s)
         unfitting = [layout for layout in self.layouts if layout not in fitting]
-        return Plan(steps, self._greedy(), alone_s, len(self.layouts), priced, unfitting)
+        adaptive = self._adaptive("greedy") if ADAPTIVE in best else None
+        greedy = self.price(adaptive) if adaptive is not None and self.fits(adaptive) else None
+        return Plan(steps, self._greedy(), greedy, alone_s, len(self.layouts), priced, unfitting)
 
     def _greedy(self) -> Step | None:
         """Return the layout by one decision after the other: tensor degree, then stages, then micro-batches.
@@ -380,11 +485,12 @@ class Planner:
         Each takes the fastest that fits with the decisions before; of those that do not fit the one that needs least.
         None if no layout is found that fits.
         """
-        left = [layout for layout in self.layouts if layout.mesh.pipeline == 1]
+        uniform = [layout for layout in self.layouts if layout.kind != ADAPTIVE]
+        left = [layout for layout in uniform if layout.mesh.pipeline == 1]
         if not left:
-            left = _with_fewest_pieces(self.layouts)
+            left = _with_fewest_pieces(uniform)
         tensor = self._choose(left).mesh.tensor
-        left = [layout for layout in self.layouts if layout.mesh.tensor == tensor]
+        left = [layout for layout in uniform if layout.mesh.tensor == tensor]
         stages = self._choose(_with_fewest_pieces(left)).mesh.pipeline
         chosen = self._choose([layout for layout in left if layout.mesh.pipeline == stages])
         return self.price(chosen) if self.fits(chosen) else None

@@ -239,6 +239,8 @@ class RecordingWorker:
         if self.sharded is not None:
             parameters, gradients = self.sharded.numbers()
             return PartMemory(None, held + parameters, held + gradients, held, (), 0, None)
+        if self._passes is not None:
+            return PartMemory(None, held, held, held, (), 0, None)
         return None
 
     def share(self, initial: Tensor, host: int = 0) -> SharedState:

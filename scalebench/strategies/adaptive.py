@@ -119,6 +119,26 @@ def runs_of(degrees: Sequence[int]) -> tuple[list[int], list[int]]:
     return sizes, own
 
 
+class Shared(NamedTuple):
+    """A component: consecutive layers, from `first` to `last`, that `degree` workers share."""
+
+    first: str
+    last: str
+    layers: int
+    parameters: int
+    degree: int
+
+
+def components_of(layers: Sequence[LayerProfile], degrees: Sequence[int]) -> list[Shared]:
+    """Return the components of a layout."""
+    place, found = 0, []
+    for size, degree in zip(*runs_of(degrees), strict=True):
+        own = layers[place : place + size]
+        found.append(Shared(own[0].name, own[-1].name, size, sum(layer.parameters for layer in own), degree))
+        place += size
+    return found
+
+
 @register()
 class Adaptive(Strategy):
     """Each layer l is shared by t_l of K workers, in K / t_l replicas: 1 is data parallelism, K model parallelism.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import re
 
 import pytest
@@ -14,16 +15,27 @@ VIT = ("plan", "vit_b16", "--cluster", "juwels-booster", "--device", "a100-40gb"
 
 def test_one_sentence_answers_and_each_kind_has_a_row(invoke):
     said = invoke(*VIT, "--devices", 8, "--batch", 64)
-    first, second, third, *rest = said.splitlines()
+    first, second, third, fourth, *rest = said.splitlines()
     assert re.match(
         r"vit_b16 on 8 a100-40gb at a global batch of 64: .* is the fastest of \d+ layouts, .* a worker;", first
     )
     assert "ends of the intervals" in second
-    assert "Deciding one number after the other" in third
-    rows = [line for line in rest if re.match(r"(ddp|fsdp|tensor|pipeline|hybrid)", line)]
-    counts = [sum(line.startswith(name) for line in rows) for name in ("ddp", "fsdp", "tensor", "pipeline", "hybrid")]
-    assert counts == [1, 3, 1, 1, 1]
+    assert third.startswith("adaptive shares")
+    assert "Deciding one number after the other" in fourth
+    kinds = ("ddp", "fsdp", "tensor", "pipeline", "hybrid", "adaptive")
+    rows = [line for line in rest if line.startswith(kinds)]
+    assert [sum(line.startswith(name) for line in rows) for name in kinds] == [1, 3, 1, 1, 1, 1]
     assert sum(bool(re.match(r" *\d  (patches|blocks)", line)) for line in rest) > 1, "stages"
+
+
+def test_adaptive_shares_the_layers_whose_gradients_are_large(invoke):
+    """The layers behind the convolutions of VGG-16 hold nine tenths of its parameters."""
+    place = ("--cluster", "juwels-booster", "--device", "a100-40gb", "--devices", 8, "--batch", 64, "--format", "csv")
+    layouts, *_, components = invoke("plan", "vgg16", *place).split("\n\n")
+    assert layouts.startswith("Layout")
+    rows = list(csv.reader(components.strip().splitlines()))
+    shared = [dict(zip(rows[0], row, strict=True)) for row in rows[1:]]
+    assert [(row["From"], int(row["Shared by"])) for row in shared] == [("features.0", 1), ("classifier.0", 8)]
 
 
 def test_a_memory_cap_computes_again_or_is_refused(invoke):

@@ -45,7 +45,7 @@ def test_layouts_are_all_meshes_with_their_micro_batches():
         (*each, chunks) for each in staged for chunks in (1, 2)
     }
     assert [each.kind for each in found].count("data") == 1
-    assert len({each.kind for each in found}) == 4 + 3  # data, three kinds of shards, tensor, pipeline, hybrid
+    assert len({each.kind for each in found}) == 4 + 4  # data, three of shards, tensor, pipeline, hybrid, adaptive
 
 
 def test_memory_without_a_recording_is_that_of_the_recording():
