@@ -95,7 +95,8 @@ def _table(
         data, forward, backward, update = blocks.tolist()
         times = {"data_s": data, "forward_s": forward, "backward_s": backward, "update_s": update}
         released = next((windows.release for windows in own if windows.release), [])
-        batches.append(BatchTimes(samples=size, **times, release=released))
+        layers = next((list(windows.layers) for windows in own if windows.layers), [])
+        batches.append(BatchTimes(samples=size, **times, release=released, layers=layers))
         for windows in own:
             factors, outliers = _jitter(
                 windows.steps[windows.undisturbed if windows.undisturbed.any() else slice(None)]

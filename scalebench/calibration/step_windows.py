@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from scalebench.calibration.quiet_rounds import Round, Until, quiet_rounds
 from scalebench.comm.simulated import lone_communicator
-from scalebench.pricing.step_times import STEP_TASKS
+from scalebench.pricing.step_times import STEP_TASKS, LayerShare
 from scalebench.study.spec import Run
 from scalebench.system.clock import Ledger, Task
 from scalebench.system.stopwatch import Stopwatch, typical
@@ -27,8 +27,6 @@ if TYPE_CHECKING:
 _T = TypeVar("_T")
 FEWEST_ROUNDS = 8
 _FEWEST_ROUNDS_FAST = 40  # of models with a step below _FAST_S
-_RELEASES = (5, 50)  # least and most backward passes for the release times of gradients
-_RELEASES_S = 0.5
 _STEPS = 4  # of a window if they take less than _FAST_S; slower models have one step in a window
 _FAST_S, _ROUND_S = 5e-3, 0.02
 _WARM_STEPS = 3
@@ -88,7 +86,7 @@ class StepWindows(NamedTuple):
     (windows,) the reference step, `steps` (windows, steps of a window) the whole steps. `processor` (2, windows) has
     the processor seconds of the thread in a step and in a reference step, which other programs on its core leave as
     they are. `alone` (rounds,) has the seconds of the reference step of process 0 alone; it is empty for other
-    processes.
+    processes. `release` and `layers` say how the passes divide (`pass_shares`).
     """
 
     load: int
@@ -102,6 +100,7 @@ class StepWindows(NamedTuple):
     references: NDArray[np.float64]
     processor: NDArray[np.float64]
     alone: NDArray[np.float64]
+    layers: Sequence[LayerShare] = ()
 
     def slower_together(self, *, by_processor: bool = False) -> NDArray[np.float64]:
         """Return (rounds,) the reference step of undisturbed windows relative to that of process 0 alone.
@@ -270,45 +269,3 @@ def take_steps(replica: Any, turns: Iterable[int]) -> int:
         replica.local_step(batch)
         done += 1
     return done
-
-
-def release_shares(replica: Any) -> list[float]:
-    """Return the share of the backward pass after which each gradient is complete, the median over some steps."""
-
-    trainable = [parameter for parameter in replica.model.parameters() if parameter.requires_grad]
-    now, between = _moments(replica.device)
-    moments: dict[int, Any] = {}
-    handles = [
-        parameter.register_post_accumulate_grad_hook(lambda _, index=index: moments.__setitem__(index, now()))
-        for index, parameter in enumerate(trainable)
-    ]
-    shares = []
-    batch = next(iter(replica.batches(0)))
-    for _ in bounded(*_RELEASES, _RELEASES_S):
-        value = replica.batch_loss(batch)
-        begin = now()
-        value.backward()
-        end = now()
-        whole = between(begin, end)
-        shares.append([between(begin, moments.get(index, end)) / whole for index in range(len(trainable))])
-    for handle in handles:
-        handle.remove()
-    return [float(share) for share in np.median(np.array(shares), axis=0)]
-
-
-def _moments(device: torch.device) -> tuple[Callable[[], Any], Callable[[Any, Any], float]]:
-    """Return what marks a moment of the work on `device`, and what gives the time between two, in any unit."""
-    if device.type == "cpu":
-        return time.perf_counter, lambda begin, end: end - begin
-    import torch
-
-    def mark() -> Any:
-        event = torch.cuda.Event(enable_timing=True)
-        event.record()
-        return event
-
-    def between(begin: Any, end: Any) -> float:
-        end.synchronize()
-        return float(begin.elapsed_time(end))
-
-    return mark, between

@@ -9,8 +9,8 @@ steps, by medians over all windows, is
 
 Both ratios are independent of the speed of a core, which changes within milliseconds on a shared machine.
 Loads 1, 2, 4, ... up to a full node are measured for every batch size, until each median is precise or the budget is
-spent. Only undisturbed windows count; where there are none, steps are taken from the thread's processor time. No run of
-the study is used.
+spent. Only undisturbed windows count; where there are none, steps are taken from the thread's processor time. Once for
+each batch size process 0 measures which share of both passes each layer takes. No run of the study is used.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ import time
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from scalebench.calibration.pass_shares import layer_shares, release_shares
 from scalebench.calibration.step_statistics import MeasuredTables, step_tables
 from scalebench.calibration.step_windows import (
     Rounds,
     SecondsGauge,
     StepWindows,
     bounded,
-    release_shares,
     single_replica,
     take_steps,
 )
@@ -165,10 +165,11 @@ def _measure(
         replica = single_replica(run, dataset, size, on)
         take_steps(replica, bounded(*_WARM_UP, _WARM_UP_S))
         release = release_shares(replica) if index == 0 else []
+        layers = layer_shares(replica) if index == 0 else []
         for load in loads:
             replica.reset()
             gc.collect()
             windows = Rounds(replica, gauge, index, load, barrier, going).run(size, release, each_s)
             if windows is not None:
-                results.put((windows, index, time.process_time()))
+                results.put((windows._replace(layers=layers), index, time.process_time()))
         del replica

@@ -191,6 +191,8 @@ def _table(planner: Planner, found: Plan) -> Table:
     platform = planner.predictor.platform
     title = f"modelled ({platform.device.source}): a step on {planner.devices:,} workers of {platform.cluster.name}"
     notes = ["the best of each kind; speedup: over one device at the same batch; memory: of the fullest worker"]
+    if not planner.uncut:
+        notes.append(f"times of layers: {platform.device.of_layers(planner.predictor.workload.layers)}")
     if found.unfitting:
         least = min((planner.memory(layout).total, str(layout.strategy)) for layout in found.unfitting)
         notes.append(

@@ -200,6 +200,8 @@ def _table(predictor: Predictor, grid: Grid, to_target: dict[int, Target]) -> Ta
     outside = dict.fromkeys(text for point in grid.points for text in point.outside)
     outside |= dict.fromkeys(aim.beyond for aim in to_target.values() if aim.beyond)
     notes = [f"* outside what the inputs are known to hold for: {'; '.join(outside)}"] if outside else []
+    if any(predictor.strategy(point.strategy).traits.cuts_model(point.workers) for point in grid.points):
+        notes.append(f"times of layers: {predictor.platform.device.of_layers(predictor.workload.layers)}")
     return Table.of(title, columns, [(point, to_target.get(n)) for n, point in enumerate(grid.points)], notes)
 
 

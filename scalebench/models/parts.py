@@ -117,7 +117,7 @@ def facts_of(layers: Sequence[Layer], x: Tensor) -> list[LayerFacts]:
     modules = [module for layer in layers for module in layer.modules]
     with torch.no_grad(), evaluating(modules):
         for place, layer in enumerate(layers):
-            x, work = counted(partial(_through, layer, x))
+            x, work = counted(partial(through, layer, x))
             work /= samples
             parameters = sum(parameter.numel() for parameter in layer.parameters)
             found.append(LayerFacts(layer.name, parameters, tuple(x.shape[1:]), work, work * (2 if place else 1)))
@@ -147,7 +147,8 @@ def evaluating(modules: Sequence[nn.Module]) -> Iterator[None]:
             inner.training = mode
 
 
-def _through(layer: Layer, x: Tensor) -> Tensor:
+def through(layer: Layer, x: Tensor) -> Tensor:
+    """Return the output of a layer."""
     for module in layer.modules:
         x = module(x)
     return x
@@ -200,7 +201,7 @@ def require_cut(model: nn.Module, name: str, input_shape: tuple[int, ...]) -> li
     with torch.no_grad(), evaluating([model]):
         for layer in layers:
             try:
-                made = _through(layer, made)
+                made = through(layer, made)
             except Exception as error:
                 said = " ".join(str(error).split())
                 raise ModelError(

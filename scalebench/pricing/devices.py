@@ -6,6 +6,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
+from itertools import accumulate, groupby
 from typing import NamedTuple
 
 import numpy as np
@@ -21,12 +22,15 @@ from scalebench.pricing.step_times import (
     FORWARD_SHARE,
     STEP_TASKS,
     BatchTimes,
+    LayerShare,
     StepTable,
     StepTimes,
     table_under,
 )
 
 Seconds = NDArray[np.float64]
+BY_OPERATIONS = "by their floating-point operations, which share the step"
+_PASSES = ("forward", "backward")
 _LONGEST_STEP_S = 1e9
 _NEAR_BATCH = 1.1  # ratio up to which a batch goes without mention, as the mean one of an epoch is a little smaller
 
@@ -111,6 +115,10 @@ class TimeModel:
         """Name of the device, `workers` where it is not known."""
         return "workers"
 
+    def of_layers(self, layers: LayerTable) -> str:
+        """Return how the times of single layers are obtained."""
+        return "each as modelled"
+
     def error(self, batch: float) -> StepError:
         """Return how far a step of `batch` samples may be off."""
         raise NotImplementedError
@@ -161,6 +169,9 @@ class Stated(TimeModel):
     def source(self) -> str:
         return f"stated: {self.step_s:g} s a step of {self.batch} samples"
 
+    def of_layers(self, layers: LayerTable) -> str:
+        return BY_OPERATIONS
+
     def times(self, layers: LayerTable, batch: int) -> LayerTimes:
         seconds = self.step_s * batch / self.batch
         forward, backward = _shares(layers)
@@ -181,7 +192,8 @@ class Stated(TimeModel):
 class MeasuredSteps(TimeModel):
     """Step times that a calibration measured, under one load of a node or under several.
 
-    Between the measured batches linear, proportional beyond. Layers share both passes in proportion to their flops.
+    Between the measured batches linear, proportional beyond. Layers share both passes as measured at the nearest batch,
+    or, where they were not, in proportion to their flops.
     """
 
     tables: tuple[StepTable, ...]
@@ -235,8 +247,14 @@ class MeasuredSteps(TimeModel):
 
     def times(self, layers: LayerTable, batch: int) -> LayerTimes:
         data, forward, backward, update = (float(self._mean.seconds(task, np.array(batch))) for task in STEP_TASKS)
-        shares = _shares(layers)
+        shares = _measured_shares(layers, self.tables[0].layers_at(batch)) or _shares(layers)
         return LayerTimes(forward * shares[0], backward * shares[1], update, data)
+
+    def of_layers(self, layers: LayerTable) -> str:
+        found = [each.samples for each in self.tables[0].batches if _measured_shares(layers, each.layers)]
+        if not found:
+            return BY_OPERATIONS
+        return f"as measured at batches of {', '.join(map(str, sorted(found)))}"
 
 
 @dataclass(frozen=True, eq=False)
@@ -378,6 +396,28 @@ def _shares(layers: LayerTable) -> tuple[Seconds, Seconds]:
     flops = layers.column("flops") if layers.flops else layers.column("parameters")
     backward = flops * layers.backward_products
     return flops / flops.sum(), backward / backward.sum() if backward.sum() > 0 else flops / flops.sum()
+
+
+def _measured_shares(layers: LayerTable, measured: Sequence[LayerShare]) -> tuple[Seconds, Seconds] | None:
+    """Return the share of each row of the passes by those of the `measured` layers; None if these are of other rows.
+
+    Rows belong to the layer whose name theirs begin with, others to the layer before them. They share its time by their
+    flops, rows without any equally.
+    """
+    named = [
+        next((number for number, each in enumerate(measured) if f"{row.name}.".startswith(f"{each.name}.")), None)
+        for row in layers.layers
+    ]
+    met = [number for number, _ in groupby(number for number in named if number is not None)]
+    if not measured or met != list(range(len(measured))):
+        return None
+    owners = np.array(list(accumulate(named, lambda before, own: before if own is None else own, initial=0))[1:])
+    flops = layers.column("flops")
+    of_layer = np.bincount(owners, flops)[owners]
+    rows = np.bincount(owners)[owners]
+    within = np.divide(flops, of_layer, out=1 / rows, where=of_layer > 0)
+    forward, backward = (np.array([getattr(each, task) for each in measured])[owners] for task in _PASSES)
+    return forward * within, backward * within
 
 
 def step_table(model: TimeModel, layers: LayerTable, batches: Sequence[int], busy_workers: int = 1) -> StepTable:

@@ -30,8 +30,18 @@ STATED_STEPS = (  # what a user is told of them
 Seconds = Annotated[list[Annotated[float, Field(ge=0, allow_inf_nan=False)]], Field(min_length=1)]
 
 
+class LayerShare(BaseModel):
+    """Shares of a layer, between which a model can be cut, in the forward and the backward pass."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
+
+    name: str  # of its first module with parameters
+    forward: NonNegativeFloat
+    backward: NonNegativeFloat
+
+
 class BatchTimes(BaseModel):
-    """Seconds per step and task at one batch size, as means of consecutive blocks of steps, and gradients by layer."""
+    """Seconds per step and task at one batch size, as means of consecutive blocks of steps, and how passes divide."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
 
@@ -41,6 +51,7 @@ class BatchTimes(BaseModel):
     backward_s: Seconds
     update_s: Seconds
     release: list[float] = []  # share of the backward pass after which each parameter's gradient is complete
+    layers: list[LayerShare] = []  # empty where the model cannot be cut, or layers were not measured
 
     def blocks(self) -> NDArray[np.float64]:
         """Return (4, blocks) in the order of STEP_TASKS."""
@@ -77,7 +88,14 @@ class StepTable(BaseModel):
 
     def release_at(self, samples: float) -> list[float]:
         """Return the release of gradients at the measured batch size nearest to `samples`, by ratio."""
-        return min(self.batches, key=lambda batch: abs(math.log(batch.samples / samples))).release
+        return self._nearest(samples).release
+
+    def layers_at(self, samples: float) -> list[LayerShare]:
+        """Return the shares of layers at the measured batch size nearest to `samples`, by ratio."""
+        return self._nearest(samples).layers
+
+    def _nearest(self, samples: float) -> BatchTimes:
+        return min(self.batches, key=lambda batch: abs(math.log(batch.samples / samples)))
 
     def scaled(self, factor: float) -> StepTable:
         """Return the table of a machine that takes `factor` times as long."""

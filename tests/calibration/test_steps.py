@@ -12,8 +12,10 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
+from torch import nn
 
 from scalebench.calibration import steps_under_load
+from scalebench.calibration.pass_shares import layer_shares, release_shares
 from scalebench.calibration.step_statistics import BLOCKS, JITTER_KEPT, _blocks, _jitter, step_tables
 from scalebench.calibration.step_windows import (
     LapClock,
@@ -21,7 +23,6 @@ from scalebench.calibration.step_windows import (
     SecondsGauge,
     StepWindows,
     bounded,
-    release_shares,
     single_replica,
     take_steps,
 )
@@ -69,6 +70,34 @@ def test_steps_in_seconds_and_release_of_gradients(device, blobs, make_run):
     assert 0 < step_s * windows.seconds.shape[1] * windows.steps.shape[1] < took
     assert all(0 < share <= 1 for share in release)
     assert release[0] > release[-1], "the last layer is done first"
+
+
+def wide_in_the_middle(input_shape, outputs):
+    return nn.Sequential(nn.Linear(2, 256), nn.ReLU(), nn.Linear(256, 256), nn.ReLU(), nn.Linear(256, outputs))
+
+
+class Uncut(nn.Module):
+    def __init__(self, input_shape, outputs):
+        super().__init__()
+        self.only = nn.Linear(2, outputs)
+
+    def forward(self, x):
+        return self.only(x)
+
+
+def test_layers_share_the_passes_by_their_times(blobs, make_run):
+    replica = single_replica(make_run(model=f"{__file__}:wide_in_the_middle"), blobs, 32, torch.device("cpu"))
+    layers = layer_shares(replica)
+    assert [layer.name for layer in layers] == ["0", "2", "4"]
+    for task in ("forward", "backward"):
+        shares = [getattr(layer, task) for layer in layers]
+        assert sum(shares) == pytest.approx(1)
+        assert max(shares) == shares[1], "128 times the work of the first layer"
+
+
+def test_a_model_that_cannot_be_cut_has_no_layers(blobs, make_run):
+    replica = single_replica(make_run(model=f"{__file__}:Uncut"), blobs, 32, torch.device("cpu"))
+    assert layer_shares(replica) == []
 
 
 class ThreeBatches:

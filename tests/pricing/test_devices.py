@@ -16,6 +16,7 @@ from scalebench.models.layer_files import load_layers, read_layers
 from scalebench.pricing.devices import MeasuredSteps, Roofline, Scaled, Stated, gradients_of, step_table
 from scalebench.pricing.machine import OperationTime
 from scalebench.pricing.platform import Platform
+from scalebench.pricing.step_times import LayerShare
 
 DEVICE = Device(
     name="toy",
@@ -101,6 +102,23 @@ def test_scaling_from_a_measured_device():
     assert scaled.batches[0].blocks() == pytest.approx(expected.batches[0].blocks())
     assert scaled.release_at(64) == pytest.approx(expected.release_at(64))
     assert scaled.source.endswith("scaled by roofline of p100 in float32 over roofline of k80 in float32")
+
+
+def test_measured_layers_share_a_step_in_place_of_their_operations():
+    """Row b without parameters belongs to layer a, whose time follows its operations."""
+    (batch,) = step_table(Stated(3.0, 4), TOY, [4]).batches
+    layers = [LayerShare(name="a", forward=0.25, backward=0.5), LayerShare(name="c", forward=0.75, backward=0.5)]
+    table = step_table(Stated(3.0, 4), TOY, [4])
+    measured, others = (
+        MeasuredSteps((table.model_copy(update={"batches": [batch.model_copy(update={"layers": found})]}),))
+        for found in (layers, [layers[0].model_copy(update={"name": "d"})])
+    )
+    times = measured.times(TOY, 4)
+    assert times.forward == pytest.approx([0.25, 0, 0.75])
+    assert times.backward == pytest.approx([1.0, 0, 1.0])
+    assert measured.of_layers(TOY) == "as measured at batches of 4"
+    assert others.times(TOY, 4).forward == pytest.approx([100 / 101, 0, 1 / 101])
+    assert "floating-point operations" in others.of_layers(TOY)
 
 
 def test_operations_of_a_scaled_device_follow_its_memory_bandwidth():
