@@ -69,11 +69,11 @@ def _charging_by(measured: Calibration, request: Request) -> Machine:
 
 def _stated_steps(request: Request) -> StepTable:
     study = request.study
-    layers, seconds = layers_of(study.model), study.device_step_time
+    layers, seconds, batch = layers_of(study.model), study.device_step_time, study.batch_global or request.largest
     if layers is None or seconds is None:
-        return stated_table(study, request.cluster, request.largest)
-    steps = StatedSteps(seconds, request.largest)
-    return step_table(steps, layers, [1, request.largest], request.cluster.node.workers_per_node)
+        return stated_table(study, request.cluster, batch)
+    steps = StatedSteps(seconds, batch)
+    return step_table(steps, layers, [1, batch], request.cluster.node.workers_per_node)
 
 
 def _obtained(source: Source, request: Request, path: Path, note: Note) -> Calibration | None:

@@ -28,6 +28,10 @@ class _Gib(Number):
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
         if isinstance(value, str):
             value = value.removesuffix("GiB").strip()
+            try:
+                float(value)
+            except ValueError:
+                self.fail(f"expected GiB, as 40 or 40GiB, got {value!r}", param, ctx)
         return super().convert(value, param, ctx)
 
 

@@ -367,14 +367,17 @@ def _set_offsets(shares: Sequence[_Share], offsets: Sequence[ClockOffset] | None
 
 
 def _pace(run: Run) -> PacedStep | float:
-    """The step time of the stated device: the study's, else the cluster's."""
-    if run.device_step_time is not None:
-        return run.device_step_time
-    known = load_cluster(run.cluster).step_times_of(str(run.model), run.dtype)
+    """The step time of the stated device: the study's, else the cluster's.
+
+    The study's is that of a batch of a worker; with a global batch of all of that, of which a replica takes its share.
+    """
     batch = run.batch_per_worker
     if batch is None:
         strategy = registry.create(run.strategy.name, run.strategy.options, run.engine)
         batch = (run.batch_global or 0) // strategy.traits.mesh(run.workers).data
+    if (seconds := run.device_step_time) is not None:
+        return seconds * batch / run.batch_global if run.batch_global else seconds
+    known = load_cluster(run.cluster).step_times_of(str(run.model), run.dtype)
     if batch not in known:
         raise ClusterError(
             f"cluster {run.cluster}: no step time for {run.model} in {run.dtype} at batch {batch}; "

@@ -153,7 +153,9 @@ class Training(StrictModel):
     target_metric: float | None = Field(None, description="metric whose time and epochs are a headline of their own")
     cluster: str = Field("this-machine", description="a shipped cluster's name or a YAML file")
     cluster_sha256: Sha256 | None = Field(None, description="of that file; filled in when the study begins")
-    device_step_time: PositiveFloat | None = Field(None, description="seconds of one local step on the stated device")
+    device_step_time: PositiveFloat | None = Field(
+        None, description="seconds of one local step on the stated device; with batch_global, of a step of that batch"
+    )
     threads_per_worker: PositiveInt = 1
     warmup_steps: NonNegativeInt = 10
     time_limit_s: PositiveFloat = 3600.0

@@ -45,7 +45,8 @@ def test_a_memory_cap_computes_again_or_is_refused(invoke):
     assert "computed again" in said
     refused = invoke(*VIT, "--devices", 4, "--batch", 256, "--memory", "0.2", code=2)
     assert re.search(r"--memory: no layout on 4 devices fits into 0.2 GiB: the least is \S+ GiB a worker, by ", refused)
-    invoke(*VIT, "--devices", 4, "--batch", 256, "--memory", "4GB", code=2)
+    said = invoke(*VIT, "--devices", 4, "--batch", 256, "--memory", "4GB", code=2)
+    assert "expected GiB, as 40 or 40GiB, got '4GB'" in " ".join(said.split())
 
 
 @pytest.mark.parametrize("table", [True, False])

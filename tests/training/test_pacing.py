@@ -5,6 +5,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
+from scalebench.native.session import _pace
 from scalebench.system import clock as clocks
 from scalebench.system.clock import Task
 from scalebench.training.pacing import PacedClock, PacedStep
@@ -196,3 +197,16 @@ def test_communication_at_the_end_of_backward_is_no_overrun(time):
     clock.did(Task.BACKWARD)
     clock.did(Task.UPDATE)
     assert clock.overrun == pytest.approx(1 / 3)
+
+
+@pytest.mark.parametrize(
+    ("strategy", "batch", "seconds"),
+    [
+        ("allreduce", {"batch_per_worker": 16}, 0.8),
+        ("allreduce", {"batch_per_worker": None, "batch_global": 64}, 0.2),
+        ("pipeline", {"batch_per_worker": None, "batch_global": 64}, 0.4),  # two replicas
+    ],
+)
+def test_a_stated_step_is_that_of_the_global_batch(make_run, strategy, batch, seconds):
+    run = make_run(strategy, 4, execution="paced", engine="gloo", device_step_time=0.8, **batch)
+    assert _pace(run) == pytest.approx(seconds)
