@@ -185,10 +185,12 @@ class Ray:
 
         self._ray, self._workers = ray, workers
         self._ended: SimpleQueue[Ended] = SimpleQueue()
+        os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # else a cluster of our own reports to its makers
+        quiet = {"logging_level": "error", "log_to_driver": False}  # a dead worker is in its row
         if options.scheduler:
-            ray.init(address=options.scheduler, logging_level="error")
+            ray.init(address=options.scheduler, **quiet)
         else:
-            ray.init(num_cpus=workers, include_dashboard=False, logging_level="error")
+            ray.init(num_cpus=workers, include_dashboard=False, **quiet)
 
     def submit(self, ticket: int, place: int, function: Callable[..., Any], *arguments: Any) -> None:
         task = self._ray.remote(num_cpus=1, max_retries=0)(function)

@@ -8,7 +8,7 @@ from scalebench.comm.base import Capability
 from scalebench.comm.engines.base import NO_TORCH, Engine, folder_of
 
 TASKS = "tasks"
-_PACKAGES = {"dask": ("distributed", "scalebench[tasks]"), "ray": ("ray", "ray")}  # of backends; what adds each
+_PACKAGES = {"dask": ("distributed", "scalebench[tasks]"), "ray": ("ray", "scalebench[ray]")}  # what adds each
 
 
 class Tasks(Engine):
