@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Container, Hashable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from functools import partial
 from itertools import count
 from pathlib import Path
@@ -17,6 +18,7 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor
 
+from scalebench.comm.base import SharedState
 from scalebench.data.dataset import Dataset, open_dataset
 from scalebench.data.plan import BatchPlan
 from scalebench.data.shard import equal_batches
@@ -259,9 +261,29 @@ class TaskReplica(Replica):
         else:
             super().reset_optimizer()
 
+    def share(self, initial: Tensor, host: int = 0) -> SharedState:
+        return _Unlocked(super().share(initial, host), self.fetch)
+
     def epoch_done(self, epoch: int, agreed: bool | None) -> None:
         self.fetch()  # before the meters of the epoch are closed
         super().epoch_done(epoch, agreed)
+
+
+class _Unlocked:
+    """A shared state that a worker locks once its block is back: others merge, and train on, meanwhile."""
+
+    def __init__(self, state: SharedState, fetch: Callable[[], None]) -> None:
+        self._state, self._fetch = state, fetch
+
+    @property
+    def merges(self) -> int:
+        return self._state.merges
+
+    @contextmanager
+    def exclusive(self, *, counted: bool = True) -> Iterator[Tensor]:
+        self._fetch()
+        with self._state.exclusive(counted=counted) as model:
+            yield model
 
 
 class TaskRuns:

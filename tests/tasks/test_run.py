@@ -107,6 +107,17 @@ def test_asynchronous_merges_come_in_the_order_of_the_tasks(executed):
     assert not np.array_equal(weights["initial"], weights["final"])
 
 
+def test_workers_that_merge_train_at_the_same_time(executed, tmp_path):
+    """A worker that waits for its block does not hold the shared model."""
+    (tmp_path / "slow.py").write_text(SLOW)
+    model = f"{tmp_path / 'slow.py'}:build"
+    outcome, _ = executed(task_run("epoch_async", 2, model=model, epochs=2, trace=True, run_id="at-once"))
+    assert outcome.status == "completed", outcome.error
+    first, second = (next(lap for lap in each.laps if lap.activity == "compute") for each in outcome.workers)
+    assert first.begin_s < second.end_s
+    assert second.begin_s < first.end_s
+
+
 def test_a_row_says_the_backend_and_how_long_what_took(executed):
     outcome, _ = executed(task_run("serial", 1))
     assert (outcome.facts.launcher, outcome.facts.blocks_retrained) == ("processes", 0)
