@@ -13,12 +13,14 @@ from scalebench.calibration.kept_steps import KeptSteps
 from scalebench.calibration.operation_costs import measure_operations
 from scalebench.calibration.request import Request
 from scalebench.calibration.steps_under_load import Budget, measure_steps
-from scalebench.cluster.engine_costs import EngineCosts
+from scalebench.cluster.engine_costs import EngineCosts, joined
+from scalebench.comm.engines.tasks import TASKS
 from scalebench.comm.launchers.choice import using
 from scalebench.data.dataset import open_dataset
-from scalebench.errors import ClusterError, DisturbedError, writing
+from scalebench.errors import ClusterError, DisturbedError, EngineError, writing
 from scalebench.formatting import Detail
 from scalebench.models.zoo.layers import layers_of
+from scalebench.pricing.charges import carrier
 from scalebench.pricing.devices import Stated as StatedSteps
 from scalebench.pricing.devices import step_table
 from scalebench.pricing.machine import Machine
@@ -189,6 +191,11 @@ def _engines_of(request: Request, note: Note) -> EngineCosts:
     seconds = ENGINES_SHARE * request.study.calibration_budget_s
     with using(request.study.launcher):
         costs = measure_engines(request.placing, seconds, between_nodes=between, note=note)
+    if any(carrier(run) == TASKS for run in request.runs):
+        try:
+            costs = joined([costs, request.placing.tasks()])
+        except EngineError as error:
+            note(f"tasks are charged by the network model alone, as {error}")
     if costs.disturbed and request.study.require_quiet:
         raise DisturbedError(
             f"{', '.join(sorted(costs.disturbed))} could not be measured: other programs took the cores in nearly "

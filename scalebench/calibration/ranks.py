@@ -12,7 +12,7 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
-from scalebench.cluster.engine_costs import MARK
+from scalebench.cluster.engine_costs import MARK, EngineCosts
 from scalebench.comm.launchers.choice import chosen
 from scalebench.comm.mpi_match import apart, library
 from scalebench.errors import EngineError
@@ -62,7 +62,8 @@ class Ranks:
 @dataclass(frozen=True)
 class Placing:
     """Where ranks that measure can be started: so many on this host; one on each slot of an allocation of several
-    nodes, None where there is one node only."""
+    nodes, None where there is one node only. `tasks` measures the engine of that name, which has no ranks."""
 
     on_this_host: Callable[[int], Ranks]
     on_all_nodes: Callable[[], Ranks | None]
+    tasks: Callable[[], EngineCosts]

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
+from functools import partial
 
 from scalebench.calibration.ranks import Placing, Ranks
 from scalebench.calibration.request import Request
-from scalebench.cluster.engine_costs import MARK
+from scalebench.cluster.engine_costs import MARK, EngineCosts
 from scalebench.launch.hosts import reachable
 from scalebench.launch.planning import StudyPlan
 from scalebench.launch.processes import environment, launch_command
-from scalebench.study.spec import Run
+from scalebench.study.spec import Run, TaskOptions
 
 _FEWEST_RANKS = 3  # Open MPI chooses other algorithms for two
 
@@ -28,7 +29,7 @@ def request_of(plan: StudyPlan, runs: Sequence[Run]) -> Request:
         sizes=lambda: plan.batch_sizes({run.workers for run in runs}),
         largest=max((plan.prepared.plan_of(run).batch_size for run in runs if run.trial is None), default=1),
         beside_real=len(plan.sweep.runs) > len(plan.sweep.simulated),
-        placing=Placing(ranks_on_this_host, ranks_on_all_nodes),
+        placing=Placing(ranks_on_this_host, ranks_on_all_nodes, partial(measure_tasks, plan.study.tasks)),
     )
 
 
@@ -41,6 +42,17 @@ def ranks_on_this_host(count: int) -> Ranks:
     command, binding = launch_command(count, alone=True)
     variables = environment(1, oversubscribed=binding == "none", alone=True)
     return Ranks(count, 1, binding, command, variables)
+
+
+def measure_tasks(options: TaskOptions) -> EngineCosts:
+    """Measure the rounds of tasks on the backend of `options`.
+
+    Raises:
+        EngineError: the backend cannot be started, or a round failed.
+    """
+    from scalebench.tasks.task_costs import task_costs  # imports torch
+
+    return task_costs(options)
 
 
 def ranks_on_all_nodes() -> Ranks | None:

@@ -5,6 +5,10 @@ Between nodes the same holds if the engine was measured there, on the links that
 the cost is that of the network model, which assumes an algorithm, plus that of the engine's software: a small operation
 ceil(lg p) times, and the excess of n bytes over that and over the links inside a node ((p-1)/p) / ((m-1)/m) times, the
 ratio of transfers of each byte. Both factors are assumptions; the first may be 1 to p.
+
+An engine without ranks (tasks) sends the n bytes of each worker to its process and back through one command, which has
+p of them in hand one after the other: T = t_1(n) + (p - 1) (t_2(n) - t_1(n)), by the entries of 1 and 2 workers. All
+that is exchanged lies in the command then, and costs no more.
 """
 
 from __future__ import annotations
@@ -22,6 +26,7 @@ from scalebench.cluster.engine_costs import EngineCost, EngineCosts
 from scalebench.cluster.fitting import fit_engine
 from scalebench.cluster.network import Network
 from scalebench.cluster.operation import Kind, Operation
+from scalebench.comm.engines import NAMES, named
 
 ONE_SIDED = "mpi-onesided"
 SERVER, SERVER_BUSY = "mpi-server", "mpi-server-busy"  # request and reply; the server's part of them
@@ -71,6 +76,8 @@ class Costs:
         return lru_cache(_TIMES_KEPT)(self._time)
 
     def _time(self, operation: Operation) -> float:
+        if self._through_command is not None:
+            return self._round_of_blocks(operation, *self._through_command)
         return _SECONDS[operation.kind](self, operation.root_first())
 
     @cached_property
@@ -83,6 +90,21 @@ class Costs:
         """The cluster as measured nodes are joined: by the fitted links, of which none is slow."""
         links = self._measured_on.links.model_copy(update={"slow": {}})
         return self._measured_on.model_copy(update={"links": links})
+
+    @cached_property
+    def _through_command(self) -> tuple[EngineCost, EngineCost] | None:
+        """Costs of one and of two workers if all that workers exchange passes through one command."""
+        if self.engine not in NAMES or named(self.engine).has_ranks or not self.engines.has(self.engine):
+            return None
+        return self.engines.of(self.engine, 1), self.engines.of(self.engine, 2)
+
+    def _round_of_blocks(self, operation: Operation, alone: EngineCost, two: EngineCost) -> float:
+        """Return seconds of the blocks before an exchange on their ways to processes and back."""
+        if operation.kind not in _AFTER_BLOCKS:
+            return 0.0
+        first = alone.seconds(operation.nbytes)
+        workers = 1 if operation.kind == Kind.ACCESS else len(operation.members)
+        return first + (workers - 1) * max(0.0, two.seconds(operation.nbytes) - first)
 
     def _message(self, operation: Operation) -> float:
         return self.network.time(operation)
@@ -179,6 +201,9 @@ class Costs:
             messages, sendings = ranks - 1, (ranks - 1) / max(1, measured.ranks - 1)
         return measured.small_s(messages) + max(0.0, per_byte) * sendings
 
+
+# Exchanges for which the blocks before them have come back; a broadcast behind a reduction finds everything there.
+_AFTER_BLOCKS = (Kind.ALLREDUCE, Kind.REDUCE, Kind.ALLGATHER, Kind.ACCESS)
 
 _SECONDS: dict[Kind, Callable[[Costs, Operation], float]] = {
     Kind.ALLREDUCE: Costs._by_engine,

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from typing import Final, Literal
 
-ChargedEngine = Literal["mpi", "horovod", "gloo", "nccl"]  # native engines with ranks, whose collectives have costs
-EngineName = Literal[ChargedEngine, "tasks"]  # each is a file of comm/engines
+EngineName = Literal["mpi", "horovod", "gloo", "nccl", "tasks"]  # native engines; each is a file of comm/engines
 SCHEDULED: tuple[EngineName, ...] = ("gloo",)  # whose collectives wait for the system to wake their threads
 VIRTUAL = "virtual"  # engine of executions whose time is a price
 LauncherName = Literal["auto", "local", "mpirun", "srun", "torchrun", "horovodrun"]  # all but auto: comm/launchers

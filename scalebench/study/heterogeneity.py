@@ -9,7 +9,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BeforeValidator, Field, NonNegativeInt, PositiveFloat, model_validator
 
 from scalebench.errors import StudyError
-from scalebench.study.choices import Allreduce, ChargedEngine
+from scalebench.study.choices import Allreduce, EngineName
 from scalebench.study.jitter import MOST_SIGMA, STATED
 from scalebench.study.validation import StrictModel
 
@@ -99,7 +99,7 @@ class Heterogeneity(StrictModel):
 class VirtualOptions(Heterogeneity):
     """Timing options of virtual runs; paced runs use the differences and a stated jitter."""
 
-    engine: ChargedEngine | Literal["auto"] = Field(
+    engine: EngineName | Literal["auto"] = Field(
         "auto", description="native engine by whose costs a strategy's collectives are charged; auto: its preferred one"
     )
     collective: Allreduce = Field(

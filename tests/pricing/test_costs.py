@@ -53,6 +53,32 @@ def test_cost_between_nodes_is_network_plus_engine_software():
     )
 
 
+def tasks(alone_s, two_s):
+    entries = [
+        EngineCost(engine="tasks", ranks=ranks, alpha_s=1e-3, points=[(0, 1e-3), (MIB, seconds)], source="test")
+        for ranks, seconds in ((1, alone_s), (2, two_s))
+    ]
+    return Costs(Network(load_cluster("this-machine"), 4), EngineCosts(entries=entries), "tasks")
+
+
+def test_blocks_of_tasks_pass_through_the_command_one_after_the_other():
+    prices = tasks(5e-3, 7e-3)
+    assert prices.time(allreduce(MIB, (0, 1))) == pytest.approx(7e-3)
+    assert prices.time(allreduce(MIB, range(6))) == pytest.approx(5e-3 + 5 * 2e-3)
+    assert prices.time(exclusive(MIB, 3, 0)) == pytest.approx(5e-3), "a merge waits for its own block alone"
+
+
+def test_what_lies_in_the_command_of_tasks_costs_no_more():
+    prices = tasks(5e-3, 7e-3)
+    assert prices.time(barrier((0, 1))) == 0
+    assert prices.time(reduce(MIB, (0, 1))) + prices.time(broadcast(MIB, (0, 1))) == pytest.approx(7e-3)
+
+
+def test_tasks_that_were_not_measured_are_charged_by_the_network_model():
+    network = Network(load_cluster("this-machine"), 4)
+    assert Costs(network, EngineCosts(), "tasks").time(allreduce(MIB, (0, 1))) == network.time(allreduce(MIB, (0, 1)))
+
+
 def test_engine_faster_than_links_adds_nothing_per_byte():
     prices = costs(entry("mpi", 2e-5), per_node=1)
     assert prices.time(allreduce(MIB, (0, 1))) == pytest.approx(prices.network.time(allreduce(MIB, (0, 1))) + 1e-5)

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import json
+
 import pytest
 import yaml
 
 from scalebench.analysis.loading import load
 from scalebench.cli.main import main
+from scalebench.cluster.engine_costs import EngineCosts
 from scalebench.comm.base import Capability
 from scalebench.errors import EngineError
 from scalebench.launch.engine_choice import describe_strategies
@@ -47,6 +50,18 @@ def test_rows_say_engine_and_backend(place):
     assert set(runs["engine"]) == {"tasks"}
     assert set(runs["launcher"]) == {"processes"}
     assert not runs["run_id"].duplicated().any()
+
+
+def test_virtual_runs_are_charged_by_measured_rounds_of_tasks(place):
+    words = ["--execution", "virtual", "--set", "virtual.engine=tasks", "--set", "calibration_budget_s=1"]
+    assert scalebench("run", "study.yaml", *words) == 0
+    folder = place / "results" / "by-tasks"
+    engines = EngineCosts.model_validate(json.loads((folder / "calibration.json").read_text())["engines"])
+    rounds = [entry for entry in engines.entries if entry.engine == "tasks"]
+    assert [entry.ranks for entry in rounds] == [1, 2]
+    assert all(seconds > 0 for entry in rounds for _, seconds in entry.points)
+    runs = load(folder).runs.set_index(["strategy", "workers"])
+    assert runs.loc[("epoch_average", 2), "comm_s"] > 2 * rounds[0].alpha_s, "a round in each of two epochs"
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,85 @@
+"""Costs of a round of tasks on this node: blocks of 1 and of 2 workers, beside their training, by bytes of weights.
+
+A block takes weights and momentum to its process and back; what else a round takes is in it too: putting state into a
+model and out of it, random generators, and the average. So rounds are made as in a run, of a synthetic data set and of
+models of a few sizes that no study trains.
+"""
+
+from __future__ import annotations
+
+from contextlib import closing
+from statistics import median
+
+from scalebench.cluster.engine_costs import EngineCost, EngineCosts
+from scalebench.comm.engines.tasks import TASKS
+from scalebench.data.catalog import prepare
+from scalebench.errors import EngineError
+from scalebench.records.node_facts import cpu_model
+from scalebench.study.spec import Component, Run, TaskOptions
+from scalebench.system import hardware
+from scalebench.system.background_load import BackgroundLoad, disturbed, own_and_children_s
+from scalebench.tasks.run import TaskRuns
+
+_HIDDEN = (1, 200, 1000, 25_000)  # units: 0.2 to 4,300 kB of float32
+_EPOCHS = 16
+_WARM = 2  # first epochs, which begin slower
+_SAMPLES = 64  # an epoch of 4 steps
+
+
+def task_costs(options: TaskOptions) -> EngineCosts:
+    """Measure the rounds of tasks on the backend of `options`; takes some seconds, and as long as it takes to start.
+
+    Raises:
+        EngineError: a round failed.
+    """
+    return EngineCosts(entries=[_measured(options, workers) for workers in (1, 2)])
+
+
+def _measured(options: TaskOptions, workers: int) -> EngineCost:
+    """Measure the rounds of so many workers."""
+    folder = prepare(_run(options, workers, hidden=1), workers)
+    with closing(TaskRuns({workers: folder}, workers)) as tasks:
+        background = BackgroundLoad(own_and_children_s)
+        points = [_round(tasks, _run(options, workers, hidden)) for hidden in _HIDDEN]
+        others = background.cores()
+    return EngineCost(
+        engine=TASKS,
+        ranks=workers,
+        alpha_s=points[0][1],
+        points=points,
+        disturbed=disturbed(others),
+        source=f"rounds of tasks on {options.backend}, {cpu_model()}, {hardware.cores()} cores",
+    )
+
+
+def _round(tasks: TaskRuns, run: Run) -> tuple[int, float]:
+    """Return the bytes of the weights, and the median time of epochs beside training, of workers that wait least."""
+    outcome = tasks.execute(run)
+    if outcome.status != "completed":
+        raise EngineError(f"tasks on {run.tasks.backend} could not be measured: {outcome.error}")
+    assert outcome.facts.parameters is not None
+    epochs = list(zip(*(worker.epochs for worker in outcome.workers), strict=True))[_WARM:]
+    seconds = [min(each.epoch_s - (each.compute_s or 0.0) - each.data_s for each in epoch) for epoch in epochs]
+    return 4 * outcome.facts.parameters, median(seconds)
+
+
+def _run(options: TaskOptions, workers: int, hidden: int) -> Run:
+    return Run(
+        study=TASKS,
+        run_id=f"{TASKS}-{workers}-{hidden}",
+        config_hash="",
+        execution="native",
+        engine=TASKS,
+        tasks=options,
+        strategy=Component(name="serial" if workers == 1 else "epoch_average"),
+        workers=workers,
+        repetition=0,
+        seed=0,
+        epochs=_EPOCHS,
+        dataset=Component(name="synthetic", options={"n_train": _SAMPLES * workers, "n_test": 8}),
+        model=Component(name="mlp", options={"hidden": [hidden]}),
+        optimizer=Component(name="sgd", options={"momentum": 0.9}),
+        batch_per_worker=16,
+        dtype="float32",
+        evaluate_every=0,
+    )
