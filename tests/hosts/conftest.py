@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator
@@ -15,6 +16,7 @@ from tests.hosts import machines, slurm
 from tests.hosts.machines import Hosts, until
 from tests.hosts.slurm import Slurm
 
+DISK = "size=32m"
 AGENT = Path(__file__).with_name("agent.py")
 
 
@@ -24,9 +26,21 @@ def hosts() -> Iterator[Hosts]:
         pytest.skip(reason)
     with tempfile.TemporaryDirectory(prefix="scalebench-hosts-", ignore_cleanup_errors=True) as folder:
         Path(folder).chmod(0o755)
+        disk = Path(folder) / "disk"
+        disk.mkdir()
+        # Hosts that are started behind it have it in common.
+        subprocess.run(["mount", "-t", "tmpfs", "-o", DISK, "tmpfs", disk], check=True)
         made = Hosts(Path(folder), 3)
         yield made
         made.close()
+        subprocess.run(["umount", "--lazy", disk], check=True)
+
+
+@pytest.fixture
+def disk(hosts: Hosts) -> Iterator[Path]:
+    """An empty folder of a small file system that all hosts have in common."""
+    with tempfile.TemporaryDirectory(dir=hosts.folder / "disk") as folder:
+        yield Path(folder)
 
 
 @pytest.fixture(scope="session")

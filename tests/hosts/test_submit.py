@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import json
+import os
 import re
 from collections import Counter
 from pathlib import Path
@@ -16,6 +17,20 @@ from tests.hosts.studies import SCALEBENCH, study
 PAGE = Path(__file__).parents[2] / "docs" / "login-node.md"
 COMMANDS = re.compile(r"(<!-- not run[^>]*-->\n)?```sh\n(.*?)```", re.DOTALL)
 ONE_EACH = ["--tasks-per-node", "1", "--time", "00:10:00"]  # a worker on each node
+HELD = """
+import time
+from pathlib import Path
+import torch
+
+class Model(torch.nn.Linear):
+    def forward(self, x):
+        if self.training and Path(__file__).with_name("hold").exists():
+            time.sleep(0.1)
+        return super().forward(x)
+
+def build(input_shape, outputs):
+    return Model(input_shape[0], outputs)
+"""
 
 
 @pytest.fixture
@@ -51,6 +66,10 @@ def jobs_of(results):
 
 def output_of(results):
     return "\n".join(path.read_text() for path in sorted((results / "jobs").glob("*.txt")))
+
+
+def set_limit(cluster, job, minutes):
+    cluster.hosts.login.call(["scontrol", "update", f"JobId={job}", f"TimeLimit={minutes}"], env=cluster.environment)
 
 
 def made_by_shard(results, number):
@@ -112,18 +131,19 @@ def test_an_array_cancelled_in_the_middle_ends_with_the_rows_of_an_undisturbed_s
 
 
 @pytest.mark.thorough
-def test_a_job_warned_before_its_limit_goes_back_into_the_queue_with_what_is_left(cluster, site, tmp_path):
-    """The test sends the signal that Slurm sends before the limit, and has the job start again at once."""
+def test_a_job_that_nears_its_limit_goes_back_into_the_queue_with_what_is_left(cluster, site, tmp_path):
+    """Slurm warns it at once, as the limit is nearer than the margin; the test has it start again at once."""
     results = write_study(tmp_path, "warned", "allreduce", repetitions=6, epochs=60)
     site(SCALEBENCH, "submit", "study.yaml", *ONE_EACH, "--group", "all")
     first, _ = jobs_of(results)
     job = int(first["job"])
     until(lambda: made_by_shard(results, 1) > 0, "a run is done", 150)
-    cluster.hosts.login.call(["scancel", "--batch", "--signal=USR1", str(job)], env=cluster.environment)
-    until(lambda: "Restarts=1" in cluster.shown(job), "the job is queued again", 100)
+    set_limit(cluster, job, 2)
+    until(lambda: "Restarts=1" in cluster.shown(job), "the job is queued again", 150)
     until(lambda: cluster.state(job) == "PENDING", "the first start has ended on all nodes", 60)
     done = made_by_shard(results, 1)
     assert 0 < done < 18
+    set_limit(cluster, job, 10)
     cluster.hosts.login.call(["scontrol", "update", f"JobId={job}", "StartTime=now"], env=cluster.environment)
     assert cluster.wait(job) == "COMPLETED", output_of(results)
     # Slurm begins the collection at the end of the first start, or not: then it has submitted another one.
@@ -131,6 +151,59 @@ def test_a_job_warned_before_its_limit_goes_back_into_the_queue_with_what_is_lef
     made = rows(results)
     assert len({row["run_id"] for row in made}) == len(made) == 18, "none twice"
     assert {row["status"] for row in made} == {"completed"}
+
+
+@pytest.mark.thorough
+def test_a_job_that_slurm_ends_at_its_limit_is_submitted_again(cluster, site, tmp_path):
+    """The run under way does not end before the limit, as its steps take time while the file `hold` is there."""
+    (tmp_path / "model.py").write_text(HELD)
+    values = {"name": "ended", "repetitions": 2, "epochs": 300, "model": "model.py:build"}
+    (tmp_path / "study.yaml").write_text(study(1, "allreduce", **values))
+    results = tmp_path / "results" / "ended"
+    site(SCALEBENCH, "submit", "study.yaml", *ONE_EACH, "--no-collect")
+    (first,) = jobs_of(results)
+    job = int(first["job"])
+    until(lambda: made_by_shard(results, 1) == 1, "the first run is done", 150)
+    (tmp_path / "hold").touch()
+    set_limit(cluster, job, 1)
+    assert cluster.wait(job) == "TIMEOUT", output_of(results)
+    (tmp_path / "hold").unlink()
+    until(lambda: cluster._idle() == 3, "all nodes are free", 90)
+    (shard,) = json.loads(site(SCALEBENCH, "status", str(results), "--json", "--poll", "1"))["shards"]
+    assert (shard["state"], shard["done"]) == ("stopped", 1), shard
+    site(SCALEBENCH, "submit", str(results))
+    assert cluster.wait(int(jobs_of(results)[-1]["job"])) == "COMPLETED", output_of(results)
+    site(SCALEBENCH, "collect", str(results))
+    made = rows(results)
+    assert len({row["run_id"] for row in made}) == len(made) == 2, "none twice"
+    assert {row["status"] for row in made} == {"completed"}
+
+
+@pytest.mark.thorough
+def test_a_full_disk_of_all_nodes_ends_a_job_and_room_lets_it_go_on(cluster, site, disk):
+    (disk / "site.yaml").write_text("partition: p\n")
+    (disk / "study.yaml").write_text(study(1, "allreduce", name="full", repetitions=4, epochs=300))
+    results = disk / "results" / "full"
+
+    def there(*words):
+        return site("bash", "-c", 'cd "$0" && "$@"', str(disk), SCALEBENCH, *words)
+
+    there("submit", "study.yaml", *ONE_EACH, "--no-collect")
+    (first,) = jobs_of(results)
+    until(lambda: made_by_shard(results, 1) > 0, "a run is done", 150)
+    free = os.statvfs(disk)
+    with (disk / "filler").open("wb") as filler:
+        os.posix_fallocate(filler.fileno(), 0, free.f_bavail * free.f_bsize)
+    assert cluster.wait(int(first["job"])) == "FAILED", output_of(results)
+    assert 0 < made_by_shard(results, 1) < 4
+    (disk / "filler").unlink()
+    for words in (["retry", str(results), "--submit"], ["submit", str(results)]):  # what failed; what is left
+        there(*words)
+        cluster.wait(int(jobs_of(results)[-1]["job"]))
+    made = [row for row in rows(results) if row["status"] == "completed"]
+    assert len({row["run_id"] for row in made}) == len(made) == 4, output_of(results)
+    kept = Counter((row["run_id"], row["attempt"]) for row in rows(results, "epochs"))
+    assert all(kept[row["run_id"], row["attempt"]] == 300 for row in made), "no epoch is torn or there twice"
 
 
 @pytest.mark.thorough
