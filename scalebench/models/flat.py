@@ -34,12 +34,27 @@ def side_by_side(model: nn.Module, room: int = 0, memory: Memory | None = None) 
     n, held = (sum(tensor.numel() for tensor in tensors) for tensors in (trainable, moved))
     whole = trainable[0].detach().new_empty(held + room * n) if memory is None else memory.whole
     torch.cat([tensor.detach().reshape(-1) for tensor in moved], out=whole[:held])
-    for tensor, value in zip(moved, views(moved, whole), strict=True):
-        tensor.data = value
     gradients = torch.zeros_like(whole[:n]) if memory is None else memory.gradients.zero_()
+    _lay(moved, whole)
+    _lay_gradients(trainable, gradients)
+    return whole[:n], gradients, whole[held:]
+
+
+def lie_in(memory: Memory, model: nn.Module) -> None:
+    """Give a model without statistics the parameters and gradients that are in `memory`."""
+    trainable = [parameter for parameter in model.parameters() if parameter.requires_grad]
+    _lay(trainable, memory.whole)
+    _lay_gradients(trainable, memory.gradients)
+
+
+def _lay(tensors: Sequence[Tensor], whole: Tensor) -> None:
+    for tensor, value in zip(tensors, views(tensors, whole), strict=True):
+        tensor.data = value
+
+
+def _lay_gradients(trainable: Sequence[nn.Parameter], gradients: Tensor) -> None:
     for parameter, gradient in zip(trainable, views(trainable, gradients), strict=True):
         parameter.grad = gradient
-    return whole[:n], gradients, whole[held:]
 
 
 def _statistics(model: nn.Module, like: Tensor) -> list[Tensor]:

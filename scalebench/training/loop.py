@@ -134,9 +134,9 @@ def evaluate(replica: Replica, strategy: Strategy, dataset: Dataset) -> Evaluati
             replica.parameters.copy_(vector)
             consensus = strategy.consensus(replica)
             vector = consensus if replica.rank == 0 else None
-        vector, model = replica.assembled(vector)
         last = snapshot.epoch == replica.epochs - 1
-        if vector is not None:
+        if (whole := replica.assembled(vector)) is not None:
+            vector, model = whole
             test = test or _on_device(replica, dataset.x_test, dataset.y_test)
             if model is replica.model:
                 replica.load(vector)
@@ -146,8 +146,8 @@ def evaluate(replica: Replica, strategy: Strategy, dataset: Dataset) -> Evaluati
                 seen = _on_device(replica, dataset.x_train[some], dataset.y_train[some])
                 evaluation.train_metric = evaluate_model(model, *seen, replica.task)
             evaluations.append(evaluation)
-        if last:
-            final = vector
+            if last:
+                final = vector
     return EvaluationResult(evaluations, final if replica.world.rank == 0 else None)
 
 

@@ -97,13 +97,9 @@ class Replica:
         self.dtype: torch.dtype = getattr(torch, run.dtype)
         self._model_of = (run.model, dataset.input_shape, dataset.outputs, dataset.task, self.dtype, run.seed)
         self.gives_labels = False
-        self._hold(self._built(), memory)
-        if run.init_weights is not None:
-            self.parameters.copy_(load_weights(run.init_weights, self.parameters.numel()))
-            self.initial.copy_(self.parameters)
-        self.gives_labels = takes_labels(self.model, dataset.task)
-        self.shard = Shard(dataset, plan, self.rank, self.dtype, self.device)
         self.state = SimpleNamespace()
+        self._begin_model(memory)
+        self.shard = Shard(dataset, plan, self.rank, self.dtype, self.device)
         self.loss = loss_for(dataset.task)
         self.stage: Stage | TorchStage | TorchStyles | None = None  # that this worker holds; None for the whole model
         self.assembly: Assembly | None = None
@@ -123,6 +119,14 @@ class Replica:
         self.meters = Meters(comm.rank, clock, comm)
         self._begin()
 
+    def _begin_model(self, memory: Memory | None) -> None:
+        """Build the whole model with its initial weights."""
+        self._hold(self._built(), memory)
+        if self.run.init_weights is not None:
+            self.parameters.copy_(load_weights(self.run.init_weights, self.parameters.numel()))
+            self.initial.copy_(self.parameters)
+        self.gives_labels = takes_labels(self.model, self.task)
+
     def _hold(self, model: torch.nn.Module, memory: Memory | None = None) -> None:
         """Set the model that is trained, with flat vectors of its parameters and gradients, and its optimizer."""
         run, self.model = self.run, model
@@ -130,13 +134,13 @@ class Replica:
         options = check_optimizer(run.optimizer).model_dump()
         velocities = int(run.optimizer.name == "sgd" and options["momentum"] > 0)
         self.parameters, self.gradients, velocity = side_by_side(model, velocities, memory)
+        self._initial_buffers = [buffer.clone() for buffer in model.buffers()]
         self._optimise(velocity if velocities else None)
 
     def _optimise(self, velocity: Tensor | None = None) -> None:
         """Set the optimizer of `parameters` and `gradients`, with memory for the velocity of SGD if it is given."""
         run = self.run
         self.initial = self.parameters.clone()
-        self._initial_buffers = [buffer.clone() for buffer in self.model.buffers()]
         self._flat_parameter = torch.nn.Parameter(self.parameters)
         self._flat_parameter.grad = self.gradients
         by_layer = run.optimizer.name in BY_LAYER
@@ -310,24 +314,24 @@ class Replica:
     def _sample(self) -> Tensor:
         return torch.zeros(2, *self._model_of[1], dtype=self.dtype, device=self.device)
 
-    def assembled(self, vector: Tensor | None) -> tuple[Tensor | None, torch.nn.Module]:
+    def assembled(self, vector: Tensor | None) -> tuple[Tensor, torch.nn.Module] | None:
         """Return the vector of a whole model and a model for it, from the `vector` of each part: on part 0, else None.
 
         Its floating-point buffers are those of the parts. Collective over a replica.
         """
-        if self.layout is not None and vector is not None:
+        if vector is None:
+            return None
+        if self.layout is not None:
             whole = with_trained(self._built(), vector)
             for buffer, own in zip(floating(whole), floating(self.model), strict=True):
                 buffer.copy_(own)
             return vector, whole
-        if self.torch_shards is not None and vector is not None:
+        if self.torch_shards is not None:
             return vector, self.torch_shards.whole(vector, self._built())
-        if self.assembly is None or vector is None:
+        if self.assembly is None:
             return vector, self.model
         model = self.assembly.gather(vector, floating_buffers(self))
-        if model is None:
-            return None, self.model
-        return trained_vector(model), model
+        return None if model is None else (trained_vector(model), model)
 
     # --- training ---------------------------------------------------------------------------------------------
 

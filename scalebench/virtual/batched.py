@@ -11,13 +11,14 @@ import copy
 import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
-from scalebench.models.flat import Memory
+from scalebench.models.flat import Memory, lie_in
 from scalebench.strategies.base import Batch
 from scalebench.system.clock import Task
 from scalebench.training.flat_sgd import FlatSgd
@@ -79,6 +80,7 @@ class Batched:
         self._rows = _Rows(self._whole[:, :n], gradients, self._whole[:, each - n * has_momenta :])
         at_once = max(_LEAST, min(workers, _CACHED // gradients[0].nbytes))
         self._copies = _Rows(*(matrix.new_empty(at_once, matrix.shape[1]) for matrix in self._rows))
+        self._initial = first.parameters.clone()
         self.fills = fills
         self._model = copy.deepcopy(first.model)
         self._task = first.task
@@ -89,7 +91,8 @@ class Batched:
         self._calls = 0
 
     def memory(self, rank: int) -> Memory:
-        """The row of a worker's weights, statistics and momentum, and that of its gradient."""
+        """The row of a worker, with the initial weights, and that of its gradient."""
+        self._rows.weights[rank].copy_(self._initial)
         return Memory(self._whole[rank], self._rows.gradients[rank])
 
     def ask(self, replica: Replica, x: Sequence[Tensor], y: Sequence[Tensor], **options: Any) -> _Asked:
@@ -263,6 +266,26 @@ class BatchedReplica(StretchingReplica):
 
     pool: Batched
     scheduler: Scheduler
+    _memory: Memory
+
+    def _begin_model(self, memory: Memory | None) -> None:
+        """Take over a row of the pool, which computes with one model for all, without buffers."""
+        assert memory is not None
+        self._memory = memory
+        self.gradients = memory.gradients
+        self.parameters, velocity = memory.whole.tensor_split([len(self.gradients)])
+        self._initial_buffers = []
+        self.state.buffers_of_modules = []  # there are none, and to look for them would build the model
+        self._optimise(velocity if len(velocity) else None)
+
+    def _own_model(self) -> nn.Module:
+        model = self._built()
+        lie_in(self._memory, model)
+        return model
+
+    # Built when they are asked for: by few strategies, and to evaluate the model of one worker.
+    model: Any = cached_property(_own_model)
+    forward: Any = cached_property(lambda self: self.model)
 
     def gradient(self, batch: Batch, weight: float = 1.0, *, add: bool = False) -> None:
         self._charge(batch)
