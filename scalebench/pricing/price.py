@@ -83,6 +83,10 @@ class Priced:
         """Seconds until the last worker has finished."""
         return float(self.end.now.max())
 
+    def moments(self) -> dict[int, float]:
+        """Return when worker 0 ends each epoch, the last one with the training."""
+        return {epoch: float(ledger.now[0]) for epoch, ledger in enumerate([*self.epochs[:-1], self.end])}
+
 
 def price(schedules: Sequence[Schedule], charges: Charges) -> list[Priced]:
     """Return the times of the workers of `schedules`, all of a run, in each repetition of the run.

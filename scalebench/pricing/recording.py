@@ -171,6 +171,7 @@ class RecordingWorker:
         self.steps = 0
         self._hosted: list[Tensor] = []  # models that others access here
         self._epoch = self._epochs_done = 0
+        self.moments: dict[int, float] = {}  # at which a model would be kept for evaluation, by epoch
         if isinstance(clock, RecordingClock):
             clock.schedule.reads_rank = False  # here it was
 
@@ -446,7 +447,10 @@ class RecordingWorker:
 
     def epoch_done(self, epoch: int, agreed: bool | None) -> None:
         self._epochs_done += 1
-        self.meters.close_epoch(epoch, self.clock.elapsed(), None)
+        elapsed = self.clock.elapsed()
+        self.meters.close_epoch(epoch, elapsed, None)
+        if agreed is not None:
+            self.moments[epoch] = elapsed
         if self.on_epoch is not None:
             self.on_epoch(epoch)
         if isinstance(self.clock, RecordingClock):
@@ -454,11 +458,13 @@ class RecordingWorker:
 
     def keep(self, epoch: int, elapsed_s: float, agreed: bool) -> None:
         """End the program; there is nothing to evaluate."""
+        self.moments[epoch] = elapsed_s
         if isinstance(self.clock, RecordingClock):
             self.clock.watching = False
 
     def snapshot(self, epoch: int, vector: Tensor) -> None:
-        """Keep nothing: there is nothing to evaluate."""
+        """Keep the moment only: there is nothing to evaluate."""
+        self.moments[epoch] = self.clock.elapsed()
 
 
 class RecordedUnit:

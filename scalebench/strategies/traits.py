@@ -73,6 +73,14 @@ class Traits:
         """Return these traits without those that follow from the order of a program's operations."""
         return replace(self, stretches=None, fraction=1.0, mean_over_global_batch=False, in_rounds=None)
 
+    @property
+    def equals_one_batch(self) -> bool:
+        """Return True if one whole model, on the batches of all workers side by side, ends with the same weights.
+
+        But for the rounding of sums, and for models whose samples depend on one another.
+        """
+        return self.mean_over_global_batch and self.wire is None
+
     def mesh(self, workers: int) -> Mesh:
         """Return how `workers` divide into replicas and parts of these; a lone worker holds the whole model."""
         parts = self.pipeline * self.tensor

@@ -20,6 +20,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from scalebench.cluster.mesh import Mesh
 from scalebench.comm.simulated import lone_communicator
 from scalebench.data.dataset import Dataset
 from scalebench.data.plan import BatchPlan
@@ -112,23 +113,36 @@ class _GlobalReplica(Replica):
 
 
 def train_one_for_all(
-    run: Run, dataset: Dataset, plan: BatchPlan, on_epoch: Callable[[int], None] | None = None, *, records: bool = False
+    run: Run,
+    dataset: Dataset,
+    plan: BatchPlan,
+    mesh: Mesh,
+    on_epoch: Callable[[int], None] | None = None,
+    *,
+    records: bool = False,
 ) -> Trace:
-    """Train one replica, equal to all K, on the batches of all workers of `run`, whose strategy averages gradients.
+    """Train one whole model on the batches of all replicas of `run`, whose strategy takes the mean of their gradients.
 
-    `records`: the model's operations do not depend on values, and are repeated.
+    `mesh` says which workers know the loss of a replica: those of its last stage. `records`: the model's operations do
+    not depend on values, and are repeated.
 
     Raises:
         DivergedError: the loss or the weights are not finite.
     """
-    replica = _GlobalReplica(run, dataset, plan, lone_communicator(run.workers), WallClock())
+    replica = _GlobalReplica(run, dataset, plan, lone_communicator(plan.workers), WallClock())
     replica.use(dataset, records=records)
     strategy = _MeanOfGradients()
     train(replica, strategy, on_epoch=on_epoch)
     began = time.perf_counter()
     found = evaluate(replica, strategy, dataset)
     assert found.final is not None
-    by_worker: list[list[float | None]] = [list(losses) for losses in zip(*replica.losses, strict=True)]
+    of_replicas = [list(losses) for losses in zip(*replica.losses, strict=True)]
+    unknown: list[float | None] = [None] * run.epochs
+    by_worker = [
+        [*of_replica] if mesh.stage_of(part) == mesh.pipeline - 1 else unknown
+        for of_replica in of_replicas
+        for part in range(mesh.parts)
+    ]
     weights = {"initial": replica.initial, "final": found.final}
     eval_s = time.perf_counter() - began
     return Trace(by_worker, found.evaluations, arithmetic=ONE_BATCH, weights=weights, eval_s=eval_s)

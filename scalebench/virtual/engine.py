@@ -1,7 +1,8 @@
 """Event engine of virtual runs: every worker a coroutine with its own clock, real arithmetic, modelled time.
 
 It computes the arithmetic of all runs, and times those whose arithmetic, or order of operations, depends on time.
-Those that share their arithmetic are timed by their schedules (`lock_step.py`).
+Those that share their arithmetic, or are computed by one replica for all, are timed by their schedules (`lock_step.py`)
+where these allow it.
 """
 
 from __future__ import annotations
@@ -18,7 +19,6 @@ from scalebench.pricing.charges import jitter_of
 from scalebench.pricing.machine import Machine
 from scalebench.pricing.price import NotLockStepError
 from scalebench.pricing.recording import RecordingWorker, trainable_numbers
-from scalebench.strategies.allreduce import mean_of_gradients
 from scalebench.study.spec import Run
 from scalebench.system.random_state import drawn_since, put_back, random_state, seed_generators, worker_seed
 from scalebench.training.loop import EvaluationResult, Trainee, evaluate, train
@@ -28,7 +28,7 @@ from scalebench.virtual import lock_step
 from scalebench.virtual.arithmetic import Choice, choose, drawn_in_a_step, train_one_for_all
 from scalebench.virtual.batched import Batched, BatchedReplica
 from scalebench.virtual.communicator import VirtualCommunicator
-from scalebench.virtual.lock_step import Prepared, Trace, Weights
+from scalebench.virtual.lock_step import Prepared, Trace, Weights, rows_stay
 from scalebench.virtual.recorded import RecordedReplica
 from scalebench.virtual.scheduler import Group, Scheduler
 from scalebench.virtual.shared import HostedState, Hosts
@@ -47,12 +47,37 @@ def compute(run: Run, dataset: Dataset, machine: Machine) -> Trace:
         RunError: training failed.
     """
     simulation = Simulation(run, dataset, machine)
-    averages = simulation.strategy.arithmetic(run.workers) == mean_of_gradients(run.workers)
-    if averages and run.workers > 1:
-        choice = choose(run, dataset, simulation.plan)
-        if choice.one_batch:
-            return simulation.train_one(records=choice.records)
-    return Trace.of(*simulation.play())
+    choice = simulation.choice_of_one_batch()
+    return Trace.of(*simulation.play()) if choice is None else simulation.train_one(records=choice.records)
+
+
+def compute_and_time(run: Run, dataset: Dataset, machine: Machine) -> Played:
+    """Do as `simulate`, by one replica for all where they stay equal: the program is then walked through for its time.
+
+    What a program that reads values of tensors does depends on its arithmetic: it is computed as by `simulate`.
+    """
+
+    def played() -> Played:
+        simulation = Simulation(run, dataset, machine)
+        choice = simulation.choice_of_one_batch()
+        if choice is None:
+            return simulation.play()
+        trace = simulation.train_one(records=choice.records)
+        try:
+            outcome = _timed(run, dataset, machine, trace)
+        except RuntimeError:
+            return Simulation(run, dataset, machine).play()
+        outcome.eval_s = trace.eval_s
+        return outcome, trace.weights
+
+    return _judged(run, played)
+
+
+def _timed(run: Run, dataset: Dataset, machine: Machine, trace: Trace) -> Outcome:
+    """Return the outcome of a computed run: its schedule priced, or its program on the event engine."""
+    with suppress(NotLockStepError):
+        return lock_step.time([run], dataset, machine, [trace])[0]
+    return Simulation(run, dataset, machine).time(trace)
 
 
 def simulate(run: Run, dataset: Dataset, machine: Machine) -> Played:
@@ -68,10 +93,10 @@ def model_time(run: Run, dataset: Dataset, machine: Machine) -> Outcome:
     """Return the times of `run` without its arithmetic: its schedule priced, or its program on the event engine."""
 
     def modelled() -> Played:
-        if not run.trace:
-            with suppress(NotLockStepError):
-                return lock_step.time([run], dataset, machine, [Trace.untrained(run)])[0], {}
-        return Simulation(run, dataset, machine).model()
+        trace = Trace.untrained(run)
+        if run.trace:
+            return Simulation(run, dataset, machine).time(trace), {}
+        return _timed(run, dataset, machine, trace), {}
 
     return _judged(run, modelled)[0]
 
@@ -151,19 +176,27 @@ class Simulation(Prepared):
         facts = arithmetic | self._served()
         return self.outcome(self.run, reports, found, eval_s, initial.numel(), **facts), weights
 
+    def choice_of_one_batch(self) -> Choice | None:
+        """Return how one replica computes in place of all; None if each has to, or if there is only one."""
+        if self.run.workers == 1 or not self.strategy.traits.equals_one_batch or not rows_stay(self.run):
+            return None
+        choice = choose(self.run, self.dataset, self.plan)
+        return choice if choice.one_batch else None
+
     def train_one(self, *, records: bool) -> Trace:
         """Train one replica in place of all, which stay equal; every one if the model draws random numbers."""
 
         def attempt() -> Trace:
-            return train_one_for_all(self.run, self.dataset, self.plan, self._watch_time, records=records)
+            at = (self.run, self.dataset, self.plan, self.mesh, self._watch_time)
+            return train_one_for_all(*at, records=records)
 
         return self._with_generators(frozenset(), attempt, lambda other, drawn: Trace.of(*other.play(drawn)))
 
-    def model(self, drawn: Generators = frozenset()) -> Played:
-        """Walk through the program of the run without its arithmetic."""
-        return self._with_generators(drawn, self._modelled, Simulation.model)
+    def time(self, trace: Trace, drawn: Generators = frozenset()) -> Outcome:
+        """Walk through the program of a run whose results are known, without its arithmetic."""
+        return self._with_generators(drawn, lambda: self._timed(trace), lambda other, drawn: other.time(trace, drawn))
 
-    def _modelled(self) -> Played:
+    def _timed(self, trace: Trace) -> Outcome:
         model = self.without_arithmetic()
         if not self.run.trace:
             self._clock_kind = ModelledClock
@@ -175,7 +208,12 @@ class Simulation(Prepared):
             at = (self.run, self.plan, comm, clock, node, model, self.mesh, self.dataset.input_shape)
             workers.append(RecordingWorker(*at, shared=hosts.shared, server=hosts.server))
         reports = self.scheduler.run({rank: self._training(worker) for rank, worker in enumerate(workers)})
-        return self.outcome(self.run, reports, [], 0.0, trainable_numbers(model), **self._served()), {}
+        reports = {rank: trace.with_losses(report) for rank, report in reports.items()}
+        moments: dict[int, float] = {}
+        for worker in reversed(workers):  # those of worker 0 count, where several have kept the model
+            moments.update(worker.moments)
+        facts = {"arithmetic": trace.arithmetic} | self._served()
+        return self.outcome(self.run, reports, trace.evaluations(moments), 0.0, trainable_numbers(model), **facts)
 
     def _served(self) -> dict[str, Any]:
         """Return the facts of a traced run's servers."""

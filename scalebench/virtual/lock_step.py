@@ -37,7 +37,12 @@ def strategy_of(run: Run) -> Strategy:
 def is_lock_step(run: Run) -> bool:
     """Return True if the arithmetic of `run` does not depend on time and moves no rows: it is timed without it."""
     strategy = strategy_of(run)
-    return strategy.deterministic and not strategy.traits.adapts and run.shuffle in ("none", "in_block")
+    return strategy.deterministic and not strategy.traits.adapts and rows_stay(run)
+
+
+def rows_stay(run: Run) -> bool:
+    """Return True if workers keep their rows: those that travel are charged from what they are."""
+    return run.shuffle in ("none", "in_block")
 
 
 def time(runs: Sequence[Run], dataset: Dataset, machine: Machine, traces: Sequence[Trace]) -> list[Outcome]:
@@ -61,7 +66,8 @@ def time(runs: Sequence[Run], dataset: Dataset, machine: Machine, traces: Sequen
     outcomes = []
     for run, trace, priced in zip(runs, traces, price(schedules, prepared.charges), strict=True):
         reports = {schedule.rank: trace.report(schedule, priced) for schedule in schedules}
-        outcome = prepared.outcome(run, reports, trace.evaluations(priced), 0.0, parameters)
+        evaluations = trace.evaluations(priced.moments())
+        outcome = prepared.outcome(run, reports, evaluations, 0.0, parameters)
         outcome.add_facts(arithmetic=trace.arithmetic)
         outcomes.append(outcome)
     return outcomes
@@ -117,15 +123,20 @@ class Trace:
         if self.sent is not None and not (schedules[0].syncs == self.sent[0] and math.isclose(sent, self.sent[1])):
             raise NotLockStepError("it sends other bytes than before")
 
+    def with_losses(self, report: WorkerReport) -> WorkerReport:
+        """Return the report of a worker with the loss of each epoch."""
+        of_epochs = zip(report.epochs, self.losses[report.rank], strict=True)
+        return replace(report, epochs=[replace(epoch, train_loss=loss) for epoch, loss in of_epochs])
+
     def report(self, schedule: Schedule, priced: Priced) -> WorkerReport:
         """Return the report of the worker of `schedule`: its counts, the priced times, and these losses."""
-        recorded, rank = schedule.report, schedule.rank
-        assert recorded is not None
+        assert schedule.report is not None
+        recorded, rank = self.with_losses(schedule.report), schedule.rank
         epochs: list[EpochReport] = []
         before, since = TimeArrays.empty(len(priced.end.now)).of(rank), 0.0
-        for counted, ended, loss in zip(recorded.epochs, priced.epochs, self.losses[rank], strict=True):
+        for counted, ended in zip(recorded.epochs, priced.epochs, strict=True):
             elapsed_s, after = float(ended.now[rank]), ended.of(rank)
-            counted = replace(counted, elapsed_s=elapsed_s, epoch_s=elapsed_s - since, train_loss=loss)
+            counted = replace(counted, elapsed_s=elapsed_s, epoch_s=elapsed_s - since)
             for column in ("compute_s", "comm_s", "wait_s", "data_s"):
                 setattr(counted, column, after[column] - before[column])
             epochs.append(counted)
@@ -135,11 +146,10 @@ class Trace:
             setattr(report, column, seconds)
         return report
 
-    def evaluations(self, priced: Priced) -> list[Evaluation]:
-        """Return the evaluations at the priced moments of worker 0."""
-        moments = [*(epoch.now[0] for epoch in priced.epochs[:-1]), priced.end.now[0]]
+    def evaluations(self, moments: Mapping[int, float]) -> list[Evaluation]:
+        """Return the evaluations at the `moments` of their epochs."""
         in_order = sorted(self.evaluated, key=lambda one: one.epoch)
-        return [replace(one, elapsed_s=float(moments[one.epoch])) for one in in_order]
+        return [replace(one, elapsed_s=moments[one.epoch]) for one in in_order]
 
 
 class Prepared:

@@ -25,8 +25,8 @@ from scalebench.study.spec import Run
 from scalebench.system.parent_watch import exit_with_parent, preloaded_forkserver, signals_blocked
 from scalebench.training.initial_weights import save_weights
 from scalebench.training.outcome import Outcome
-from scalebench.virtual.engine import compute, model_time, simulate
-from scalebench.virtual.lock_step import Trace, Weights, is_lock_step, strategy_of, time
+from scalebench.virtual.engine import compute, compute_and_time, model_time, simulate
+from scalebench.virtual.lock_step import Trace, Weights, is_lock_step, rows_stay, strategy_of, time
 
 OnOutcome = Callable[[Run, Outcome], None]
 _POLL_S = 0.2  # between two checks of `stopping`
@@ -37,8 +37,7 @@ Simulated = tuple[Run, Outcome, Weights]
 def alike(run: Run) -> str:
     """A key that runs of one study share whose arithmetic is the same, whatever their time."""
     arithmetic = strategy_of(run).arithmetic(run.workers)
-    stays = run.shuffle in ("none", "in_block")  # rows that travel are charged from what they are
-    shares = arithmetic and stays and run.execution == "virtual"
+    shares = arithmetic and rows_stay(run) and run.execution == "virtual"
     return f"{arithmetic} {run.workers} {run.seed} {sorted(run.tuned.items())}" if shares else run.run_id
 
 
@@ -53,8 +52,10 @@ def simulate_alike(runs: Sequence[Run], dataset: Dataset, machine: Machine) -> I
         weights: Weights = {}
         if run.execution == "modelled":
             outcome = model_time(run, dataset, machine)
-        elif run.trace or alike(run) == run.run_id:
+        elif run.trace:
             outcome, weights = simulate(run, dataset, machine)
+        elif alike(run) == run.run_id:
+            outcome, weights = compute_and_time(run, dataset, machine)
         elif failed is not None:
             outcome = replace(failed, run_id=run.run_id)
         else:
