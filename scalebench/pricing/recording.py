@@ -39,7 +39,16 @@ from scalebench.training.meters import Meters
 from scalebench.training.optimizers import build_optimizer
 from scalebench.training.sharded import shard_length
 from scalebench.training.shared_layout import profiles_of, sharers
-from scalebench.training.stage import Chunk, Order, Stage, StageShapes, segment_facts, sizes_of
+from scalebench.training.stage import (
+    Chunk,
+    Order,
+    SegmentFacts,
+    Stage,
+    StageFacts,
+    StageShapes,
+    segment_facts,
+    sizes_of,
+)
 
 _META_MODELS: dict[str, torch.nn.Module] = {}  # the last one, by its parts
 _STATES: dict[tuple[str, bool], dict[str, Tensor]] = {}  # of optimizers after a step
@@ -295,12 +304,8 @@ class RecordingWorker:
             numbers = sum(each.parameters for each in rows)
             self._kept = tuple(each.kept for each in rows)
         else:
-            sample = torch.empty(2, *self._input_shape, dtype=self.dtype, device="meta")
-            layers = _layers_of(self.model, str(self.run.model))
-            by_layer = recompute == "layer"
-            held = held_by(layers, sizes, mesh, replica.rank, str(self.run.model), by_layer=by_layer)
-            facts = sizes_of(self._facts, held, sizes, mesh, replica.rank, sample)
-            numbers = trainable_numbers(held.model)
+            of = (self.model, str(self.run.model), self._input_shape, self.dtype)
+            facts, numbers = _part_of(*of, tuple(sizes), mesh, replica.rank, by_layer=recompute == "layer")
         self.parameters = torch.empty(numbers, dtype=self.dtype, device="meta")
         self.gradients = self.parameters.clone()
         sharing = replica.split(lambda rank: rank // tensor) if tensor > 1 else replica
@@ -368,8 +373,7 @@ class RecordingWorker:
     def _facts(self) -> list[LayerFacts]:
         if self._cut is not None:
             return self._cut.facts
-        sample = torch.empty(2, *self._input_shape, dtype=self.dtype, device="meta")
-        return facts_of(_layers_of(self.model, str(self.run.model)), sample)
+        return _facts_of(self.model, str(self.run.model), self._input_shape, self.dtype)
 
     def is_finite(self) -> bool:
         return True
@@ -551,6 +555,33 @@ def _state_after_step(optimizer: Component, *, is_matrix: bool) -> dict[str, Ten
 @lru_cache(maxsize=2)
 def _layers_of(model: torch.nn.Module, name: str) -> list[Layer]:
     return layers_of(model, name)
+
+
+@lru_cache(maxsize=2)
+def _facts_of(model: torch.nn.Module, name: str, input_shape: tuple[int, ...], dtype: torch.dtype) -> list[LayerFacts]:
+    return facts_of(_layers_of(model, name), _sample(input_shape, dtype))
+
+
+@lru_cache(maxsize=64)  # parts of a replica, of which a run may have many
+def _part_of(
+    model: torch.nn.Module,
+    name: str,
+    input_shape: tuple[int, ...],
+    dtype: torch.dtype,
+    sizes: tuple[int, ...],
+    mesh: Mesh,
+    part: int,
+    *,
+    by_layer: bool,
+) -> tuple[list[tuple[StageFacts, list[SegmentFacts]]], int]:
+    """Return the sizes of each chunk that a part of a replica holds, and the numbers in it that are trained."""
+    held = held_by(_layers_of(model, name), sizes, mesh, part, name, by_layer=by_layer)
+    facts = _facts_of(model, name, input_shape, dtype)
+    return sizes_of(facts, held, sizes, mesh, part, _sample(input_shape, dtype)), trainable_numbers(held.model)
+
+
+def _sample(input_shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
+    return torch.empty(2, *input_shape, dtype=dtype, device="meta")
 
 
 @lru_cache(maxsize=2)
