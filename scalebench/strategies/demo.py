@@ -82,21 +82,24 @@ class Cosines:
     def message(self, gradients: Tensor, rate: float) -> Tensor:
         """Return the strongest cosines of the momentum, and keep the rest."""
         self.momentum.mul_(self._decay).add_(gradients, alpha=rate)
-        message = self._strongest.message(self.momentum)
-        self.momentum.sub_(self._strongest.vector_of(message))
+        message, sent = self._strongest.encode(self.momentum)
+        self.momentum.sub_(sent)
         return message
 
     def sign(self, messages: list[Tensor]) -> Tensor:
         """Return the sign of the mean of messages, each entry over those that have it."""
+        import torch
+
         sums: list[Tensor] = []
         senders: list[Tensor] = []
-        for message in messages:
-            for place, (entries, sent) in enumerate(self._strongest.tiles_in(message)):
+        for stack in self._strongest.stacks(messages):
+            for place, (entries, places) in enumerate(self._strongest.tiles_in(stack)):
                 if place == len(sums):
-                    sums.append(entries)
-                    senders.append(sent)
-                else:
-                    sums[place].add_(entries)
-                    senders[place].add_(sent)
+                    sums.append(torch.zeros_like(entries[0]))
+                    senders.append(torch.zeros_like(entries[0]))
+                for each in entries.unbind():  # in the order of the workers
+                    sums[place].add_(each)
+                of_tiles = places.transpose(0, 1).flatten(1)
+                senders[place].scatter_add_(1, of_tiles, torch.ones_like(of_tiles, dtype=entries.dtype))
         means = [total / count.clamp(min=1.0) for total, count in zip(sums, senders, strict=True)]
         return self._strongest.vector(means).sign_()

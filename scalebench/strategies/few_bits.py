@@ -105,14 +105,15 @@ def packed_codes(codes: Tensor, bits: int) -> Tensor:
 
 
 def unpacked_codes(together: Tensor, bits: int, n: int) -> Tensor:
-    """Return the first `n` codes, uint8, of those that `packed_codes` put into bytes."""
+    """Return the first `n` codes (..., n), uint8, of those that `packed_codes` put into bytes (..., b)."""
     import torch
 
     each = 8 // bits
     if each == 1:
         return together
     mask = 2**bits - 1
-    return torch.stack([(together >> (place * bits)) & mask for place in range(each)], 1).view(-1)[:n]
+    apart = torch.stack([(together >> (place * bits)) & mask for place in range(each)], -1)
+    return apart.flatten(-2)[..., :n]
 
 
 def by_bins(values: Tensor, bits: int) -> tuple[Tensor, Tensor]:

@@ -92,8 +92,8 @@ class Unsent:
         import torch
 
         self.entries.mul_(self._decay).add_(anchor - weights)
-        strongest = self._strongest.message(self.entries)
-        self.entries.sub_(self._strongest.vector_of(strongest))
+        strongest, sent = self._strongest.encode(self.entries)
+        self.entries.sub_(sent)
         behind = torch.tensor([weight], dtype=torch.float64).view(torch.uint8).to(strongest.device)
         return torch.cat([strongest, behind])
 
@@ -102,7 +102,11 @@ class Unsent:
         import torch
 
         total = torch.zeros_like(self.entries)
-        weights = [message[-_WEIGHT_BYTES:].clone().view(torch.float64).to(total.dtype) for message in messages]
-        for message, weight in zip(messages, weights, strict=True):
-            total.add_(self._strongest.vector_of(message[:-_WEIGHT_BYTES]).mul_(weight))
-        return total.div_(torch.stack(weights).sum())
+        weights = []
+        for stack in self._strongest.stacks(messages):
+            behind = stack[:, -_WEIGHT_BYTES:].clone(memory_format=torch.contiguous_format)
+            weights.append(behind.view(torch.float64).to(total.dtype))
+            vectors = self._strongest.vector_of(stack[:, :-_WEIGHT_BYTES]).mul_(weights[-1])
+            for each in vectors.unbind():  # in the order of the workers
+                total.add_(each)
+        return total.div_(torch.cat(weights).sum())

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import lru_cache
 from typing import TYPE_CHECKING
 
@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 MOST = 181  # side of a tile whose places fit into 16 bits with a sign
 _PLACE_BYTES = 2  # int16
 _TABLE_ENTRY_BYTES = 4  # float32
+_CACHED = 2**22  # bytes of vectors that are worked on at once
 
 
 class StrongestOfTiles:
@@ -55,39 +56,52 @@ class StrongestOfTiles:
             return sum((self._dtype.itemsize + _PLACE_BYTES) * n for n in sent)
         return sum(_TABLE_ENTRY_BYTES * 2**self._bits + _bytes_of(n, self._bits) + _PLACE_BYTES * n for n in sent)
 
-    def message(self, vector: Tensor) -> Tensor:
-        """Return the bytes (b,) that stand for `vector` (n,)."""
+    def encode(self, vector: Tensor) -> tuple[Tensor, Tensor]:
+        """Return the bytes (b,) that stand for `vector` (n,), and the vector (n,) for which they stand."""
         import torch
 
         if vector.is_meta:
-            return vector.new_empty(self.nbytes, dtype=torch.uint8)
+            return vector.new_empty(self.nbytes, dtype=torch.uint8), vector
         parts: list[Tensor] = []
+        sent: list[Tensor] = []
         for tiles, count in zip(self.tiles_of(vector), self._counts, strict=True):
             places = tiles.abs().topk(count, dim=1, sorted=False).indices
-            parts += self._written(tiles.gather(1, places).view(-1))
+            written, values = self._written(tiles.gather(1, places).view(-1))
+            parts += written
             parts.append(places.view(-1).to(torch.int16).view(torch.uint8))
-        return torch.cat(parts)
+            sent.append(torch.zeros_like(tiles).scatter_(1, places, values.view_as(places)))
+        return torch.cat(parts), self.vector(sent)
 
-    def tiles_in(self, message: Tensor) -> list[tuple[Tensor, Tensor]]:
-        """Return the entries of a message in their tiles (tiles, entries) of each parameter, and 1 where one is."""
+    def tiles_in(self, messages: Tensor) -> list[tuple[Tensor, Tensor]]:
+        """Return the entries of messages (..., b) in their tiles (..., tiles, entries) of each parameter, and places.
+
+        The places (..., tiles, k) in a tile are those of the entries that were sent.
+        """
         import torch
 
-        found, at = [], 0
+        found, at, lead = [], 0, messages.shape[:-1]
         for (tiles, entries), count in zip(self._tiles, self._counts, strict=True):
-            values, at = self._read(message, at, tiles * count)
+            values, at = self._read(messages, at, tiles * count)
             end = at + _PLACE_BYTES * tiles * count
-            places = message[at:end].clone().view(torch.int16).to(torch.int64).view(tiles, count)
+            places = _piece(messages, at, end).view(torch.int16).to(torch.int64).view(*lead, tiles, count)
             at = end
-            filled = values.new_zeros(tiles, entries)
-            sent = filled.scatter(1, places, 1.0)
-            found.append((filled.scatter(1, places, values.view(tiles, count)), sent))
+            filled = values.new_zeros(*lead, tiles, entries).scatter_(-1, places, values.view_as(places))
+            found.append((filled, places))
         return found
 
-    def vector_of(self, message: Tensor) -> Tensor:
-        """Return the vector (n,) for which a message stands."""
-        if message.is_meta:
-            return message.new_empty(sum(self._sizes), dtype=self._dtype)
-        return self.vector([entries for entries, _ in self.tiles_in(message)])
+    def vector_of(self, messages: Tensor) -> Tensor:
+        """Return the vectors (..., n) for which messages (..., b) stand."""
+        if messages.is_meta:
+            return messages.new_empty(*messages.shape[:-1], sum(self._sizes), dtype=self._dtype)
+        return self.vector([entries for entries, _ in self.tiles_in(messages)])
+
+    def stacks(self, messages: Sequence[Tensor]) -> Iterator[Tensor]:
+        """Yield messages (b,) several at a time, (k, b), so that their vectors stay in a cache."""
+        import torch
+
+        at_once = max(1, _CACHED // (sum(self._sizes) * self._dtype.itemsize))
+        for begin in range(0, len(messages), at_once):
+            yield torch.stack(tuple(messages[begin : begin + at_once]))
 
     def tiles_of(self, vector: Tensor) -> list[Tensor]:
         """Return the tiles (tiles, entries) of each parameter."""
@@ -102,43 +116,53 @@ class StrongestOfTiles:
         return cut
 
     def vector(self, cut: Sequence[Tensor]) -> Tensor:
-        """Return the vector (n,) that has these tiles."""
+        """Return the vectors (..., n) that have these tiles (..., tiles, entries) of each parameter."""
         import torch
 
         pieces = []
         for entries, grid in zip(cut, self._grids, strict=True):
             down, height, across, width = grid
+            lead = entries.shape[:-2]
             tiles = entries.view(-1, height, width)
             if self._cosines:
                 rows, columns = self._bases(grid, entries)
                 tiles = rows.T @ tiles @ columns
-            pieces.append(tiles.view(down, across, height, width).transpose(1, 2).reshape(-1))
-        return torch.cat(pieces)
+            pieces.append(tiles.view(*lead, down, across, height, width).transpose(-3, -2).reshape(*lead, -1))
+        return torch.cat(pieces, -1)
 
     def _bases(self, grid: tuple[int, int, int, int], like: Tensor) -> tuple[Tensor, Tensor]:
         _, height, _, width = grid
         return cosines(height, like.dtype, like.device), cosines(width, like.dtype, like.device)
 
-    def _written(self, values: Tensor) -> list[Tensor]:
-        """Return the bytes of a parameter's entries."""
+    def _written(self, values: Tensor) -> tuple[list[Tensor], Tensor]:
+        """Return the bytes of a parameter's entries, and the entries for which they stand."""
         import torch
 
         if self._bits == 32:
-            return [values.view(torch.uint8)]
+            return [values.view(torch.uint8)], values
         codes, table = by_bins(values, self._bits)
-        return [table.view(torch.uint8), packed_codes(codes, self._bits)]
+        written = [table.view(torch.uint8), packed_codes(codes, self._bits)]
+        return written, table.to(self._dtype).index_select(0, codes.int())
 
-    def _read(self, message: Tensor, at: int, n: int) -> tuple[Tensor, int]:
-        """Return `n` entries that begin at byte `at` of a message, and where they end."""
+    def _read(self, messages: Tensor, at: int, n: int) -> tuple[Tensor, int]:
+        """Return `n` entries (..., n) that begin at byte `at` of messages (..., b), and where they end."""
         import torch
 
         if self._bits == 32:
             end = at + n * self._dtype.itemsize
-            return message[at:end].clone().view(self._dtype), end
+            return _piece(messages, at, end).view(self._dtype), end
         begin = at + _TABLE_ENTRY_BYTES * 2**self._bits
         end = begin + _bytes_of(n, self._bits)
-        table = message[at:begin].clone().view(torch.float32).to(self._dtype)
-        return table.index_select(0, unpacked_codes(message[begin:end], self._bits, n).int()), end
+        table = _piece(messages, at, begin).view(torch.float32).to(self._dtype)
+        codes = unpacked_codes(messages[..., begin:end], self._bits, n)
+        return table.gather(-1, codes.to(torch.int64)), end
+
+
+def _piece(messages: Tensor, begin: int, end: int) -> Tensor:
+    """Return a copy of some bytes of messages (..., b), which other dtypes can view."""
+    import torch
+
+    return messages[..., begin:end].clone(memory_format=torch.contiguous_format)
 
 
 def _bytes_of(n: int, bits: int) -> int:

@@ -58,14 +58,15 @@ def test_a_message_holds_the_strongest_entries_of_each_tile(bits):
     matrix, vector = random.standard_normal((6, 10)), random.standard_normal(7)
     flat = torch.from_numpy(np.concatenate([matrix.ravel(), vector]))
     strongest = StrongestOfTiles([(6, 10), (7,)], 5, lambda n: round(0.4 * n), flat, bits=bits)
-    message = strongest.message(flat)
+    message, stands_for = strongest.encode(flat)
     found = strongest.vector_of(message).numpy()
+    assert torch.equal(strongest.vector_of(torch.stack([message, message])), torch.stack([stands_for, stands_for]))
     expected = [sent(matrix, 5, 0.4, bits == 2).ravel(), sent(vector[None], 5, 0.4, bits == 2).ravel()]
     np.testing.assert_allclose(found, np.concatenate(expected), atol=1e-12 if bits == 32 else 1e-6, rtol=0)
     entries = 4 * 6, 7  # 4 tiles of 3 x 5 numbers; 7 of one, each of which sends one
     each = sum(8 * n for n in entries) if bits == 32 else sum(16 + -(-2 * n // 8) for n in entries)
     assert message.nbytes == strongest.nbytes == each + 2 * sum(entries)
-    blank = strongest.message(flat.to("meta"))
+    blank, _ = strongest.encode(flat.to("meta"))
     assert (blank.is_meta, blank.shape, blank.dtype) == (True, message.shape, message.dtype)
     back = strongest.vector_of(blank)
     assert (back.is_meta, back.shape, back.dtype) == (True, flat.shape, flat.dtype)
