@@ -71,7 +71,8 @@ class ParameterServer:
         self.gate = gate
         self.updates = 0
         self.shards = shards
-        self._weights = (weights.detach() if weights.is_meta else weights.detach().cpu()).clone()
+        self._computes = not weights.is_meta  # torch computes shapes in Python, slower than a small model's numbers
+        self._weights = (weights.detach().cpu() if self._computes else weights.detach()).clone()
         self._optimizer = copy.deepcopy(optimizer)
         self._optimizer.param_groups[0]["params"] = [self._weights]
         self._sum: Tensor | None = None
@@ -119,9 +120,14 @@ class ParameterServer:
         self._heard[worker] = (staleness, used, self.gate.lead(worker))
         if not self.gate.in_rounds:
             slowed = max(1, staleness) if self._slow_stale else 1
-            self._step(gradient if self._share == slowed else gradient.mul_(self._share / slowed), lr)
+            if self._computes and self._share != slowed:
+                gradient.mul_(self._share / slowed)
+            self._step(gradient, lr)
         elif used:
-            self._sum = gradient.clone() if self._sum is None else self._sum.add_(gradient)
+            if self._sum is None:
+                self._sum = gradient.clone()
+            elif self._computes:
+                self._sum.add_(gradient)
             self._sum_weight += weight
             if self.gate.rounds > rounds:
                 self._step(self._sum.div_(self._sum_weight / self._of_round), lr)
@@ -129,11 +135,13 @@ class ParameterServer:
         return released
 
     def _step(self, gradient: Tensor, lr: float) -> None:
+        self.updates += 1
+        if not self._computes:
+            return
         for group in self._optimizer.param_groups:
             group["lr"] = lr
         self._weights.grad = gradient
         self._optimizer.step()
-        self.updates += 1
 
     def _told(self, worker: int) -> Reply:
         self._pulled[worker] = self.updates
