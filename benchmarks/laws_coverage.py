@@ -97,14 +97,17 @@ def coverage(
             continue
         own = next(one.fit for one in found if one.fit.law.name == law.name)
         for parameter in law.parameters:
-            low, high = parameter_interval(own, series, parameter)
+            low, high = parameter_interval(own, series, parameter)[1:3]
             hits["parameters"].append(float(low <= parameter.of(x) <= high))
             hits["parameters_width"].append((high - low) / parameter.of(x))
         told = advise(found, series, 0.5)
-        for what, count, true_at in (("knee", told.knee, best.knee.at), ("worth", told.worth, best.worth.at)):
+        for what, count, true_at in (
+            ("knee", told.knee, best.knee.at.value),
+            ("worth", told.worth, best.worth.at.value),
+        ):
             if 2 <= true_at <= reach(series) / STEP:
-                hits[what].append(float(count.low <= true_at <= count.high))
-                hits[f"{what}_width"].append(count.high / count.low)
+                hits[what].append(float(count.at.low <= true_at <= count.at.high))
+                hits[f"{what}_width"].append(count.at.high / count.at.low)
     return Coverage(*(_typical(name, hits[name]) for name in Coverage._fields))
 
 

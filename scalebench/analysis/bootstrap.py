@@ -14,7 +14,7 @@ from collections.abc import Sequence
 import numpy as np
 import pandas as pd
 
-from scalebench.analysis.intervals import LEVEL, Array
+from scalebench.analysis.intervals import LEVEL, Array, percentile_interval
 from scalebench.analysis.loading import Results, table_by_cell
 from scalebench.analysis.rounds import MEASURED, runs_by_cell
 from scalebench.errors import UsageError
@@ -78,15 +78,13 @@ def bootstrap_intervals(
 ) -> Measured:
     """Trimmed mean of every row of `logs` (samples, n) with the quantiles of its resampled trimmed means."""
     n = logs.shape[1]
-    tails = ((1 - level) / 2, (1 + level) / 2)
     at_once = max(1, _AT_ONCE // (n * resamples))
     found = []
     for first in range(0, len(logs), at_once):
         part = logs[first : first + at_once]
         drawn = part[np.arange(len(part))[:, None, None], random.integers(n, size=(len(part), resamples, n))]
-        found.append(np.quantile(_trimmed_mean(drawn), tails, axis=-1))
-    low, high = np.concatenate(found, axis=-1)
-    return Measured(_trimmed_mean(logs), low, high, n)
+        found.append(_trimmed_mean(drawn))
+    return percentile_interval(_trimmed_mean(logs), np.concatenate(found).T, level)._replace(n=n)
 
 
 def _trimmed_mean(values: Array) -> Array:

@@ -14,10 +14,12 @@ import numpy as np
 import pandas as pd
 from numpy.typing import ArrayLike, NDArray
 
+from scalebench.analysis.intervals import percentile_interval
 from scalebench.analysis.loading import Results, cached
 from scalebench.analysis.rounds import runs_by_cell
 from scalebench.analysis.time_to_target import reached_by_all
 from scalebench.errors import ResultsError
+from scalebench.measured import Measured
 from scalebench.system.bounded_read import read_bytes
 
 _SPREAD = 0.05  # log residuals beyond it weigh less: entries with another recipe or optimizer, not noise
@@ -27,7 +29,7 @@ _NO_GROWTH = 1e12  # largest critical batch that is fitted
 
 @dataclass(frozen=True)
 class EpochsLaw:
-    """E0 (1 + B / B_crit) and the laws of resampled rows; none for a law that is given."""
+    """E0 (1 + B / B_crit) and the laws of resampled rows, which give its intervals; none for a law that is given."""
 
     epochs_at_zero: float
     critical_batch: float
@@ -38,22 +40,19 @@ class EpochsLaw:
             if not (np.isfinite(value) and value > 0):
                 raise ResultsError(f"epochs to target: {name} is {value:g}; expected a number greater than 0")
 
-    def epochs(self, batch: ArrayLike) -> NDArray[np.float64]:
-        """Return the epochs to target at global batches."""
-        return self.epochs_at_zero * (1 + np.asarray(batch, dtype=np.float64) / self.critical_batch)
-
-    def interval(self, batch: ArrayLike, level: float = 0.95) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-        """Return the percentile interval of `epochs` over the resampled laws; the law itself without these."""
+    def epochs(self, batch: ArrayLike) -> Measured:
+        """Return the epochs to target at global batches (n,), or at one; of a law that is given the bounds equal it."""
+        x = np.asarray(batch, dtype=np.float64)
         laws = np.array(self.resampled or [(self.epochs_at_zero, self.critical_batch)])
-        curves = laws[:, :1] * (1 + np.atleast_1d(np.asarray(batch, dtype=np.float64)) / laws[:, 1:])
-        low, high = np.quantile(curves, [(1 - level) / 2, (1 + level) / 2], axis=0)
-        return low, high
+        at_zero, critical = (of.reshape(-1, *[1] * x.ndim) for of in laws.T)
+        return percentile_interval(self.epochs_at_zero * (1 + x / self.critical_batch), at_zero * (1 + x / critical))
 
-    def critical_interval(self, level: float = 0.95) -> tuple[float, float]:
-        """Return the percentile interval of the critical batch."""
-        drawn = [critical for _, critical in self.resampled] or [self.critical_batch]
-        low, high = np.quantile(drawn, [(1 - level) / 2, (1 + level) / 2])
-        return float(low), float(high)
+    @property
+    def critical(self) -> Measured:
+        """The critical batch with its interval."""
+        return percentile_interval(
+            self.critical_batch, [critical for _, critical in self.resampled] or [self.critical_batch]
+        )
 
 
 def fit_epochs(batches: ArrayLike, epochs: ArrayLike, *, draws: int = 400, seed: int = 0) -> EpochsLaw:

@@ -132,6 +132,12 @@ def median_interval(values: ArrayLike, level: float = LEVEL) -> Measured:
     return Measured(centre, low, high, n)
 
 
+def percentile_interval(value: Any, draws: ArrayLike, level: float = LEVEL) -> Measured:
+    """`value` with the percentiles of its `draws` along the first axis, such as a result computed from resamples."""
+    low, high = np.quantile(np.asarray(draws), [(1 - level) / 2, (1 + level) / 2], axis=0)
+    return Measured(value, low, high)
+
+
 def time_interval(seconds: ArrayLike, level: float = LEVEL) -> Measured:
     """Geometric mean of positive times with a t interval on their logs."""
     return mean_interval(np.log(np.asarray(seconds, dtype=float)), level).map(math.exp)

@@ -176,7 +176,7 @@ def _table(predictor: Predictor, grid: Grid, to_target: dict[int, Target]) -> Ta
 
     def to_the_target(each: _Row) -> Measured:
         point, aim = each
-        return Measured(aim.epochs * point.epoch_s if aim else math.nan)
+        return Measured(aim.epochs.value * point.epoch_s if aim else math.nan)
 
     has_stages = any(point.mesh.pipeline > 1 for point in grid.points)
     columns: list[Column[_Row]] = [
@@ -216,7 +216,7 @@ def answer(
     from scalebench.pricing import decision
 
     points = [grid.points[place] for place in aimed(grid, to_target)] if to_target else grid.advised()
-    scale = {grid.points[place]: aim.epochs / grid.points[place].epochs for place, aim in to_target.items()}
+    scale = {grid.points[place]: aim.epochs.value / grid.points[place].epochs for place, aim in to_target.items()}
     _, each = predictor.platform.hours
     choice = decision.choose(points, scale, math.inf if budget is None else budget / each)
     if choice is None:
@@ -290,11 +290,11 @@ def _best(grid: Grid, budget: float, unit: tuple[str, float], to_target: dict[in
     from scalebench.pricing import advice
 
     hour, each = unit
-    epochs = {grid.points[place]: aim.epochs for place, aim in to_target.items()}
+    epochs = {grid.points[place]: aim.epochs.value for place, aim in to_target.items()}
     points = [grid.points[place] for place in aimed(grid, to_target)] if to_target else grid.advised()
 
     def seconds_of(point: Point) -> float:
-        return epochs.get(point, point.epochs) * point.epoch_s
+        return float(epochs.get(point, point.epochs) * point.epoch_s)
 
     if not points:
         return
@@ -348,6 +348,8 @@ def _write(path: Path, rows: list[dict[str, object]]) -> None:
 
 
 def _row(predictor: Predictor, point: Point, price: float | None, target: Target | None) -> dict[str, object]:
+    from scalebench.measured import Measured
+
     workload, node = predictor.workload, predictor.platform.cluster.node
     hour, each = predictor.platform.hours
     return {
@@ -385,10 +387,8 @@ def _row(predictor: Predictor, point: Point, price: float | None, target: Target
         "cost_core_hours": point.worker_hours * node.cores / node.workers_per_node,
         "cost_gpu_hours": point.worker_hours if hour == "GPU-hours" else "",
         "price": point.worker_hours * each * price if price else "",
-        "epochs_to_target": target.epochs if target else "",
-        "epochs_to_target_low": target.low if target else "",
-        "epochs_to_target_high": target.high if target else "",
-        "time_to_target_s": target.epochs * point.epoch_s if target else "",
+        **(target.epochs if target else Measured("", "", "")).named("epochs_to_target"),
+        "time_to_target_s": target.epochs.value * point.epoch_s if target else "",
         "memory_bytes": point.memory.total,
         **{f"memory_{part}_bytes": getattr(point.memory, part) for part in _MEMORY},
         "fits": "" if not point.lacking else "no",

@@ -13,17 +13,16 @@ from scalebench.formatting import digits, seconds
 
 if TYPE_CHECKING:
     from scalebench.analysis.epochs_to_target import SeriesLaw
+    from scalebench.measured import Measured
     from scalebench.pricing.grid import Grid
 
 _NEAR = 0.01  # the mean batch of an epoch is a little smaller than the one that was asked for
 
 
 class Target(NamedTuple):
-    """Epochs to target of a point with their interval, the law that says so, and where the law does not cover it."""
+    """Epochs to target of a point, the law that says so, and where the law does not cover it."""
 
-    epochs: float
-    low: float
-    high: float
+    epochs: Measured
     law: str
     beyond: str
 
@@ -68,14 +67,13 @@ def targets_of(grid: Grid, laws: dict[str, SeriesLaw], source: str) -> dict[int,
         law, batch, fitted = own.law, point.batch_global, f"{own.least:,.0f} to {own.most:,.0f}"
         words = f"e0 (1 + B / b-crit), e0 {digits(law.epochs_at_zero)}, b-crit {law.critical_batch:,.0f}"
         if law.resampled:
-            least, most = law.critical_interval()
+            least, most = law.critical[1:3]
             words += f" ({least:,.0f} to {most:,.0f}), fitted to {source} at global batches of {fitted}"
         near = own.least * (1 - _NEAR) <= batch <= own.most * (1 + _NEAR)
         beyond = "" if near else f"epochs to target fitted to global batches of {fitted}"
         if str(point.strategy) not in laws and not averages_gradients(point.strategy):
             beyond = "epochs to target of gradients that are averaged in every batch"
-        (low,), (high,) = law.interval(batch)
-        found[place] = Target(float(law.epochs(batch)), float(low), float(high), words, beyond)
+        found[place] = Target(law.epochs(batch), words, beyond)
     return found
 
 
@@ -90,10 +88,10 @@ def target_sentences(grid: Grid, to_target: dict[int, Target]) -> Iterator[str]:
     if not to_target:
         return
     places = aimed(grid, to_target)
-    place = min(places, key=lambda n: to_target[n].epochs * grid.points[n].epoch_s)
-    point, target = grid.points[place], to_target[place]
+    place = min(places, key=lambda n: to_target[n].epochs.value * grid.points[n].epoch_s)
+    point, epochs = grid.points[place], to_target[place].epochs.value
     yield (
-        f"To target: {seconds(target.epochs * point.epoch_s)} in {digits(target.epochs)} epochs by {point.strategy} at "
+        f"To target: {seconds(epochs * point.epoch_s)} in {digits(epochs)} epochs by {point.strategy} at "
         f"{point.workers:,} workers is the least."
     )
     laws = {str(grid.points[place].strategy): each.law for place, each in to_target.items()}

@@ -97,10 +97,12 @@ def _draw(
     for fitted in laws:
         batches = np.geomspace(fitted.least, fitted.most, _CURVE_POINTS)
         line = {**look[name].line(fitted.execution), "marker": "", "linestyle": "-"}
-        panel.ax.plot(batches, fitted.law.epochs(batches), zorder=2, **line)
-        low, high = fitted.law.interval(batches)
-        panel.ax.fill_between(batches, low, high, color=look[name].color, alpha=0.12, linewidth=0, zorder=1)
-        critical, (least, most) = fitted.law.critical_batch, fitted.law.critical_interval()
+        epochs_at = fitted.law.epochs(batches)
+        panel.ax.plot(batches, epochs_at.value, zorder=2, **line)
+        panel.ax.fill_between(
+            batches, epochs_at.low, epochs_at.high, color=look[name].color, alpha=0.12, linewidth=0, zorder=1
+        )
+        critical, least, most = fitted.law.critical[:3]
         key: dict[Hashable, object] = {"series": name, "execution": fitted.execution, "engine": fitted.engine}
         panel.keep([{**key, "quantity": "critical batch", "y": critical, "low": least, "high": most}])
         if fitted.least <= critical <= fitted.most:
@@ -113,6 +115,6 @@ def _draw(
 def _in_words(name: str, fitted: SeriesLaw) -> str:
     if not fitted.grows:
         return f"{name} ({fitted.execution}) none within 10 times the largest batch"
-    low, high = fitted.law.critical_interval()
+    low, high = fitted.law.critical[1:3]
     top = "no bound" if high > 1e6 * fitted.most else digits(high)
     return f"{name} ({fitted.execution}) {digits(fitted.law.critical_batch)} ({digits(low)} to {top})"

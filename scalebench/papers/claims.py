@@ -40,7 +40,9 @@ class Check(StrictModel):
 
     def holds(self, one: Obtained) -> bool | None:
         """Return True if `one` keeps to the bounds, False if not, None if its interval contains one of them."""
-        low, high = (one.low, one.high) if is_interval(one.low, one.high) else (one.value, one.value)
+        value, low, high = one.measured[:3]
+        if not is_interval(low, high):
+            low = high = value
         least = -math.inf if self.at_least is None else self.at_least
         most = math.inf if self.at_most is None else self.at_most
         return True if least <= low and high <= most else False if high < least or low > most else None
@@ -144,7 +146,7 @@ def _section(paper: Paper, judged: Judged) -> list[str]:
         at = f" at {check.workers} workers" if check.workers else ""
         what = in_words(check.quantity)
         lines.append(
-            f"- {', '.join(filter(None, [what, check.strategy]))}{at}: {with_interval(one)} ({one.execution}, "
+            f"- {', '.join(filter(None, [what, check.strategy]))}{at}: {with_interval(one.measured)} ({one.execution}, "
             f"{'study' if check.strategy else 'from'} {check.study}); "
             f"{check.bound}: {answer}"
         )

@@ -6,7 +6,6 @@
 from __future__ import annotations
 
 import io
-import math
 from functools import lru_cache
 from pathlib import Path
 
@@ -18,6 +17,7 @@ from scalebench.cluster.cluster_file import load_cluster
 from scalebench.cluster.device import load_device
 from scalebench.errors import StudyError, UsageError, nearest
 from scalebench.figures.what_if import draw_what_if
+from scalebench.measured import Measured
 from scalebench.models.layer_files import load_layers
 from scalebench.papers.obtained import Obtained
 from scalebench.papers.paper_folder import WHAT_IFS, found_file
@@ -112,11 +112,10 @@ def without_run(folder: Path, study: str, quantity: str, workers: int | None) ->
     published = folder.parent / "published" / "scaling.csv"
     if (study, name) == (ENTRIES, "epochs_at_batch"):
         law, rows = _law(folder / f"{ENTRIES}.csv")
-        low, high = law.interval(float(argument))
-        return Obtained(float(law.epochs(float(argument))), float(low[0]), float(high[0]), "fitted", rows)
+        return Obtained(law.epochs(float(argument))._replace(n=rows), "fitted")
     if (study, name) == (PUBLISHED_ROWS, "prediction_accuracy"):
         errors = _predicted(published, None)["error"].abs()
-        return Obtained(1 - float(errors.mean()), math.nan, math.nan, "fitted", len(errors))
+        return Obtained(Measured(1 - float(errors.mean()), n=len(errors)), "fitted")
     if (study, name) == (ROWS, "predicted_efficiency"):
         return _efficiency(_predicted(published, folder / f"{ROWS}.csv"), argument, workers)
     if study not in (what_ifs := read_what_ifs(folder / WHAT_IFS)):
@@ -126,7 +125,7 @@ def without_run(folder: Path, study: str, quantity: str, workers: int | None) ->
         raise UsageError(f"unknown quantity {name!r} of a what-if; expected share_bound_by@COMPONENT")
     if argument not in plane.components:
         raise UsageError(f"{quantity}: unknown component {argument!r}; {nearest(argument, plane.components)}")
-    return Obtained(plane.share_bound_by(argument), math.nan, math.nan, "modelled", plane.train_s.size)
+    return Obtained(Measured(plane.share_bound_by(argument), n=plane.train_s.size), "modelled")
 
 
 @lru_cache
@@ -153,4 +152,4 @@ def _efficiency(predictions: pd.DataFrame, model: str, workers: int | None) -> O
         return None
     row = found.iloc[0]
     value, low, high = (float(row[name] / row["linear"]) for name in ("predicted", "low", "high"))
-    return Obtained(value, low, high, "fitted", len(found))
+    return Obtained(Measured(value, low, high, len(found)), "fitted")

@@ -19,13 +19,10 @@ from scalebench.measured import Measured
 
 @dataclass(frozen=True)
 class Obtained:
-    """A value with its interval (NaN where none is offered), the execution of its rows and their number."""
+    """Our value of a quantity, from `measured.n` rows, with their execution: `native mpi`, `virtual`, `fitted`."""
 
-    value: float
-    low: float
-    high: float
+    measured: Measured
     execution: str
-    n: int
 
 
 @dataclass(frozen=True)
@@ -66,7 +63,7 @@ def obtain(results: Results, quantity: str, strategy: str, workers: int | None) 
             value = QUANTITIES[name](Rows(results, runs, at, argument))
             if value is not None and not math.isnan(value.value):
                 place = execution if execution == engine or engine == "virtual" else f"{execution} {engine}"
-                found.append(Obtained(value.value, value.low, value.high, str(place), value.n))
+                found.append(Obtained(value, str(place)))
     return found
 
 

@@ -143,8 +143,10 @@ def _studies(number: int) -> str:
 
 def _covers(pair: Pair) -> bool:
     """Return True if the published value lies in the interval of ours."""
-    ours = pair.obtained
-    return ours is not None and is_interval(ours.low, ours.high) and ours.low <= pair.published.value <= ours.high
+    if pair.obtained is None:
+        return False
+    _, low, high, *_ = pair.obtained.measured
+    return is_interval(low, high) and low <= pair.published.value <= high
 
 
 def _introduction(paper: Paper, results: Mapping[str, Results], scale: str) -> list[str]:
@@ -168,7 +170,7 @@ def _cells(pair: Pair, compared: bool) -> list[str]:
         row.strategy or EMPTY,
         str(row.workers or EMPTY),
         number(row.value),
-        pair.absent if ours is None else with_interval(ours),
+        pair.absent if ours is None else with_interval(ours.measured),
         EMPTY if ours is None else ours.execution,
         EMPTY if pd.isna(difference) else f"{'+' if difference > 0 else ''}{number(difference)}",
         "; ".join(filter(None, [row.source, "digitised" if row.digitised else "", row.note])),

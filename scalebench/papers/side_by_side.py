@@ -17,6 +17,7 @@ from scalebench.figures.drawing.styles import EXECUTION_WORDS, FILLS
 from scalebench.figures.plotting import house_style
 from scalebench.figures.style import REPORT
 from scalebench.formatting import EMPTY, is_interval
+from scalebench.measured import Measured
 from scalebench.papers.laws import without_run
 from scalebench.papers.obtained import Obtained, obtain
 from scalebench.papers.paper_folder import NEVER, Paper, Published
@@ -49,7 +50,7 @@ class Pair:
     @property
     def difference(self) -> float:
         """Ours minus the published value; NaN where either is missing or was never reached."""
-        ours = math.nan if self.obtained is None else self.obtained.value
+        ours = math.nan if self.obtained is None else self.obtained.measured.value
         return ours - self.published.value if math.isfinite(ours) and math.isfinite(self.published.value) else math.nan
 
 
@@ -82,7 +83,7 @@ def number(value: float) -> str:
     )
 
 
-def with_interval(one: Obtained) -> str:
+def with_interval(one: Measured) -> str:
     """Return our value with its interval, if there is one."""
     bounds = f" [{number(one.low)}, {number(one.high)}]" if is_interval(one.low, one.high) else ""
     return number(one.value) + bounds
@@ -170,10 +171,11 @@ def _lines(axis: Any, own: Sequence[Pair]) -> None:
         if pair.obtained is not None:
             y, kind = lines.index(line), pair.obtained.execution.split()[0]
             axis.plot(pair.published.value, y, "x", color="black", alpha=0.5, markeredgewidth=3, label="published")
-            axis.plot(pair.obtained.value, y, "o", color="black", fillstyle=FILLS.get(kind, "none"),
+            value, low, high = pair.obtained.measured[:3]
+            axis.plot(value, y, "o", color="black", fillstyle=FILLS.get(kind, "none"),
                       label=f"ours: {EXECUTION_WORDS.get(kind, kind)}")  # fmt: skip
-            if is_interval(pair.obtained.low, pair.obtained.high):
-                axis.hlines(y, pair.obtained.low, pair.obtained.high, color="black", linewidth=1)
+            if is_interval(low, high):
+                axis.hlines(y, low, high, color="black", linewidth=1)
     axis.set_yticks(range(len(lines)), lines)
     axis.set_ylim(-0.6, len(lines) - 0.4)
     axis.set_xlabel(first.unit)
@@ -207,7 +209,7 @@ def _panel(axis: Any, name: str, own: Sequence[Pair], labels: dict[str, int], va
         axis.plot(x, [pair.published.value for pair in pairs], "x-", color=colour, alpha=0.5, linewidth=3,
                   label=_label(strategy, variants, "published"))  # fmt: skip
         for execution in dict.fromkeys(pair.obtained.execution for pair in pairs if pair.obtained):
-            some = [(_x(pair), pair.obtained) for pair in pairs
+            some = [(_x(pair), pair.obtained.measured) for pair in pairs
                     if pair.obtained and pair.obtained.execution == execution]  # fmt: skip
             kind = execution.split()[0]
             axis.plot([at for at, _ in some], [one.value for _, one in some], "o:", color=colour,

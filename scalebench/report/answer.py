@@ -189,11 +189,11 @@ def _clauses(
 
 
 def _time(one: Comparison, results: Results, baseline: str, brief: bool, obtained: bool) -> Iterator[Phrase]:
-    change = f"{share(one.saved)} {'less' if one.saved >= 0 else 'more'} time"
-    several = math.isfinite(one.saved_low)
+    change = f"{share(one.saved.value)} {'less' if one.saved.value >= 0 else 'more'} time"
+    several = math.isfinite(one.saved.low)
     if not several:
         yield from (Phrase(f"{one.label} took {change}", "strong"), Phrase(f" than {baseline}"))
-    elif not one.saved_low <= 0 <= one.saved_high:
+    elif not one.saved.low <= 0 <= one.saved.high:
         yield from (Phrase(f"{one.label} takes {change}", "strong"), Phrase(f" than {baseline}"))
     elif one.is_shown:
         yield from (Phrase(f"{one.label} takes about as long", "strong"), Phrase(f" as {baseline}"))
@@ -202,13 +202,13 @@ def _time(one: Comparison, results: Results, baseline: str, brief: bool, obtaine
     of_each = "runs of each"
     if one.execution == "virtual":
         of_each = "repetitions"
-    if one.interval == NOTHING_VARIES:
-        interval = one.interval
+    if one.saved.kind == NOTHING_VARIES:
+        interval = one.saved.kind
     elif several:
-        interval = reduction_range(one.saved_low, one.saved_high)
-        interval += "" if brief else f", {one.interval} from {one.n} {of_each}"
+        interval = reduction_range(one.saved.low, one.saved.high)
+        interval += "" if brief else f", {one.saved.kind} from {one.saved.n} {of_each}"
     else:
-        interval = "one run of each, so no interval" if one.n < 2 else f"no interval from {one.n} {of_each}"
+        interval = "one run of each, so no interval" if one.saved.n < 2 else f"no interval from {one.saved.n} {of_each}"
     facts = f"{seconds(one.strategy_s)} instead of {seconds(one.baseline_s)}; {interval}"
     how = f"; {_how(one, results)}" if obtained else ""
     yield Phrase(f" ({facts}{how})", "detail")
@@ -220,23 +220,23 @@ def _metric(one: Comparison, brief: bool) -> Iterator[Phrase]:
     if verdict == "not compared":
         yield Phrase(f"what that costs in {word} was not measured", "strong")
         return
-    if verdict == "equal" and is_equal(one.difference, one.difference_low, one.difference_high):
+    if verdict == "equal" and is_equal(*one.difference[:3]):
         yield Phrase(f"its {word} is equal", "strong")
-        yield Phrase(f" ({one.metric:.3f} with each of {one.metric_n} seeds)", "detail")
+        yield Phrase(f" ({one.metric:.3f} with each of {one.difference.n} seeds)", "detail")
         return
     words = {
-        "better": f"better by {metric_change(one.difference, one.metric_name)}",
-        "worse": f"worse by {metric_change(-one.difference, one.metric_name)}",
+        "better": f"better by {metric_change(one.difference.value, one.metric_name)}",
+        "worse": f"worse by {metric_change(-one.difference.value, one.metric_name)}",
         "equal": f"equal within {_margin(one)}",
         "undecided": "undecided",
     }
     yield Phrase(f"its {word} is {words[verdict]}", "strong")
     facts = f"{one.metric:.3f} instead of {one.metric_baseline:.3f}"
-    if math.isfinite(one.difference_low):
-        over = metric_change(one.difference_low, one.metric_name, one.difference_high)
-        over += "" if brief else f", 95 % confidence interval over {one.metric_n} seeds"
+    if math.isfinite(one.difference.low):
+        over = metric_change(one.difference.low, one.metric_name, one.difference.high)
+        over += "" if brief else f", 95 % confidence interval over {one.difference.n} seeds"
     else:
-        over = "one seed, so no interval" if one.metric_n == 1 else f"no interval from {one.metric_n} seeds"
+        over = "one seed, so no interval" if one.difference.n == 1 else f"no interval from {one.difference.n} seeds"
     yield Phrase(f" ({facts}; {over})", "detail")
 
 
@@ -256,7 +256,7 @@ def _beside(first: Comparison, found: list[Comparison], results: Results) -> Ite
         compared = f"{len(rivals) + 1} strategies compared at {first.workers} workers"
         yield plain(f"Of the {compared} {first.label} {_standing(first, rivals, results)}.")
     if since := _since(first, same):
-        deterministic = first.interval == NOTHING_VARIES
+        deterministic = first.saved.kind == NOTHING_VARIES
         verb = "takes less time" if deterministic else "is shown to save time"
         yield plain(f"{first.label} {verb} {since}.")
     if first.metric_verdict == "worse" and rivals:
@@ -325,7 +325,7 @@ def _standing(first: Comparison, rivals: list[Comparison], results: Results) -> 
             tied.append(one.label)
     if tied:
         return f"ties for the least time with {listed(tied)}: the intervals of their differences hold zero"
-    return "takes the least time" if math.isfinite(first.saved_low) else "took the least time"
+    return "takes the least time" if math.isfinite(first.saved.low) else "took the least time"
 
 
 def _since(first: Comparison, same: list[Comparison]) -> str:
@@ -340,5 +340,5 @@ def _without_loss(first: Comparison, rivals: list[Comparison], results: Results)
     kept = [one for one in rivals if one.saves and one.metric_verdict in ("equal", "better")]
     if not kept:
         return plain(f"No strategy that saves time there is shown to have an equal {word} within {_margin(first)}.")
-    best = max(kept, key=lambda one: one.saved)
+    best = max(kept, key=lambda one: one.saved.value)
     return (Phrase(f"Without a loss of {word}: "), *_clauses(best, results, best.baseline))

@@ -13,6 +13,7 @@ from scalebench.analysis.intervals import NOTHING_VARIES
 from scalebench.analysis.native_check import PREFERRED_ENGINES
 from scalebench.analysis.pairing import CellComparison
 from scalebench.analysis.verdicts import MetricVerdict, verdict_of_metric
+from scalebench.measured import Measured
 from scalebench.study.cell import EXECUTIONS, Cell
 from scalebench.study.choices import BASELINES, PER_BATCH
 
@@ -23,15 +24,15 @@ EXECUTIONS_IN_WORDS = {
     "virtual": "virtual time, real training",
     "modelled": "modelled",
 }
-_AS_THERE = ("oversubscribed", "disturbed", "interval", "n", "test", "p_adjusted", "metric_name", "metric_n", "note")
+_AS_THERE = ("oversubscribed", "disturbed", "test", "p_adjusted", "metric_name", "note")
 
 
 @dataclass(frozen=True)
 class Comparison:
     """One strategy against the baseline, at one worker count of one execution and engine.
 
-    `saved` = 1 - T(strategy) / T(baseline), of `n` runs of each, NaN where the baseline is unfit. `difference`
-    = metric(strategy) - metric(baseline), over `metric_n` common seeds. Bounds are NaN where one value has none.
+    `saved` = 1 - T(strategy) / T(baseline), of `saved.n` runs of each, NaN where the baseline is unfit. `difference` =
+    metric(strategy) - metric(baseline), over `difference.n` common seeds.
     """
 
     cells: tuple[Cell, Cell]  # of the strategy and of the baseline
@@ -45,48 +46,42 @@ class Comparison:
     disturbed: bool
     strategy_s: float
     baseline_s: float
-    saved: float
-    saved_low: float
-    saved_high: float
-    interval: str
-    n: int
+    saved: Measured
     test: str
     p_adjusted: float
     metric_name: str
     metric: float
     metric_baseline: float
-    difference: float
-    difference_low: float
-    difference_high: float
-    metric_n: int
+    difference: Measured
     note: str
 
     @property
     def saves(self) -> bool:
         """Return True if the whole interval of the saving is positive."""
-        return self.saved_low > 0
+        return bool(self.saved.low > 0)
 
     @property
     def is_shown(self) -> bool:
         """Return True if the interval tells what the saving is: a gain, a loss, or about nothing."""
-        if self.interval == NOTHING_VARIES:
+        _, low, high, _, interval = self.saved
+        if interval == NOTHING_VARIES:
             return True
-        if not math.isfinite(self.saved_low):
+        if not math.isfinite(low):
             return False
-        return not self.saved_low <= 0 <= self.saved_high or max(-self.saved_low, self.saved_high) <= ABOUT_EQUAL
+        return not low <= 0 <= high or max(-low, high) <= ABOUT_EQUAL
 
     @property
     def metric_verdict(self) -> MetricVerdict:
         """Verdict on the strategy's metric against that of the baseline, as `scalebench compare` gives it."""
-        if not self.metric_n:
+        if not self.difference.n:
             return "not compared"
-        return verdict_of_metric(self.difference_low, self.difference_high)
+        return verdict_of_metric(self.difference.low, self.difference.high)
 
     @property
     def answers(self) -> bool:
         """Return True if the comparison can answer the study's question."""
         unfit = self.per_batch or self.oversubscribed or self.disturbed
-        return self.workers > 1 and not unfit and math.isfinite(self.saved)
+        return self.workers > 1 and not unfit and math.isfinite(self.saved.value)
 
 
 def comparisons(results: Results) -> list[Comparison]:
@@ -118,14 +113,10 @@ def _comparison(one: CellComparison, per_batch: bool) -> Comparison:
         per_batch=per_batch,
         strategy_s=row["a_s"],
         baseline_s=row["b_s"],
-        saved=1 - row["ratio"],
-        saved_low=1 - row["ratio_high"],
-        saved_high=1 - row["ratio_low"],
+        saved=one.ratio.mean.map(lambda times: 1 - times)._replace(n=row["n"]),
         metric=row["metric_a"],
         metric_baseline=row["metric_b"],
-        difference=row["metric_difference"],
-        difference_low=row["metric_low"],
-        difference_high=row["metric_high"],
+        difference=one.metric,
         **{name: row[name] for name in _AS_THERE},
     )
 
@@ -135,7 +126,7 @@ def headline(found: Sequence[Comparison]) -> Comparison:
 
     Order: those that are shown, the largest worker count, native before paced before virtual, the least time.
     """
-    return min(found, key=lambda one: (not one.is_shown, *place_rank(one), -one.saved))
+    return min(found, key=lambda one: (not one.is_shown, *place_rank(one), -one.saved.value))
 
 
 def place_rank(one: Comparison) -> tuple[int, int, int]:

@@ -33,15 +33,15 @@ def to_show_saving(one: Comparison, results: Results) -> str:
     """
     if one.is_shown:
         return ""
-    if one.n < 2:
+    if one.saved.n < 2:
         return f"repetitions would show both: {repeat_option(results, enough_runs(results))} or more"
     if one.execution not in MEASURED:
         return _of_virtual_times(one, results)
-    low, high = math.log1p(-one.saved_high), math.log1p(-one.saved_low)
-    s = (high - low) / 2 / t_quantile(one.n - 1) * math.sqrt(one.n)
-    centre = abs(math.log1p(-one.saved))
+    ratio, low, high, measured, _ = one.saved.map(lambda saved: math.log1p(-saved))
+    s = (high - low) / 2 / t_quantile(measured - 1) * math.sqrt(measured)
+    centre = abs(ratio)
     enough = max(centre, math.log1p(ABOUT_EQUAL) - centre)
-    runs = next((n for n in range(one.n + 1, _MOST_RUNS + 1) if t_quantile(n - 1) * s / math.sqrt(n) < enough), None)
+    runs = next((n for n in range(measured + 1, _MOST_RUNS + 1) if t_quantile(n - 1) * s / math.sqrt(n) < enough), None)
     quieter = " on a quieter machine" if s > _QUIET else ""
     if runs is None:
         return f"more than {_MOST_RUNS} runs of each would be needed; times that vary less would show it{quieter}"
@@ -52,7 +52,7 @@ def to_show_saving(one: Comparison, results: Results) -> str:
 
 def to_show_metric(one: Comparison, results: Results) -> str:
     """Return the runs that would show whether the metric differs; empty with enough seeds, and with a single one."""
-    if not 1 < one.metric_n < METRIC_FROM:
+    if not 1 < one.difference.n < METRIC_FROM:
         return ""
     return f"seeds from {repeat_option(results, enough_runs(results))} up give the metric an interval"
 
@@ -79,16 +79,17 @@ def to_answer(results: Results) -> str:
 def _of_virtual_times(one: Comparison, results: Results) -> str:
     """The larger of the two parts of the interval: the error that native runs show, or the repetitions' spread."""
     error = virtual_error(results)
-    if one.interval.startswith(STATED):
-        more = repeat_option(results, _OF_A_STATED_JITTER)
-        return f"more repetitions of the stated jitter would show it: {more}" if one.n < _OF_A_STATED_JITTER else ""
+    if one.saved.kind.startswith(STATED):
+        if one.saved.n >= _OF_A_STATED_JITTER:
+            return ""
+        return f"more repetitions of the stated jitter would show it: {repeat_option(results, _OF_A_STATED_JITTER)}"
     if error is not None:
         what = (
             "on a quieter machine would show it" if error.known else "at more worker counts would give it an interval"
         )
         return f"native runs {what}: virtual times are off theirs by {error.words}"
     advised = enough_runs(results)
-    few = f", with {repeat_option(results, advised)} or more" if one.n < advised else ""
+    few = f", with {repeat_option(results, advised)} or more" if one.saved.n < advised else ""
     return f"a calibration on a quieter machine would show it (scalebench recalibrate {results.folder}){few}"
 
 

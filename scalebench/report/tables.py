@@ -76,19 +76,20 @@ def _cost(compared: Sequence[Comparison]) -> Table:
     test = "of the exact rank test of the times, adjusted for the worker counts"
     tested = Column("p", fields("p_adjusted"), TWO_DIGITS, test)
     reasons = list(dict.fromkeys(one.note for one in own if one.note))
+    rows: list[Row] = [dict([*vars(one).items(), ("metric_verdict", one.metric_verdict)]) for one in own]
     return Table.of(
         f"Time saved against per-batch {own[0].baseline if own else ''}, and what it costs",
         [
             *(STRATEGY, EXECUTION, WORKERS, replace(_TIME, of=fields("strategy_s"))),
             Column("baseline", fields("baseline_s"), TIME_ALONE, "the same of the baseline"),
-            Column("time saved", fields("saved saved_low saved_high"), SAVED, _SAVED),
+            Column("time saved", itemgetter("saved"), SAVED, _SAVED),
             Column(metric, fields("metric"), METRIC_ALONE, "mean over seeds"),
-            Column("difference", fields("difference difference_low difference_high"), DIFFERENCE, difference),
+            Column("difference", itemgetter("difference"), DIFFERENCE, difference),
             Column("verdict", text("metric_verdict"), meaning=f"on the {metric}: {_VERDICT}", left=True),
-            Column("runs", fields("n"), COUNT, "repetitions of each"),
+            Column[Row]("runs", lambda row: Measured(row["saved"].n), COUNT, "repetitions of each"),
             *([tested] if any(one.test for one in own) else []),
         ],
-        sorted((vars(one) | {"metric_verdict": one.metric_verdict} for one in own), key=_place_order),
+        sorted(rows, key=_place_order),
         [f"No test or no ratio: {'; '.join(reasons[:_MOST_REASONS])}." if reasons else ""],
         name="saved",
     )

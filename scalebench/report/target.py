@@ -15,6 +15,7 @@ from scalebench.analysis.target_ratios import target_ratios
 from scalebench.analysis.time_to_target import times_to_target
 from scalebench.formatting import counted, metric_word, reduction_range, seconds, share
 from scalebench.report.comparison import Comparison, Phrase, Sentence, place_rank, plain
+from scalebench.tables.table import fields
 
 Row = dict[Hashable, Any]
 
@@ -34,9 +35,8 @@ class ToTarget:
 
     @property
     def _as_comparison(self) -> Comparison:
-        low, high = self.row["reduction_low"], self.row["reduction_high"]
-        interval = self.row["interval"]
-        return replace(self.one, saved=self.row["reduction"], saved_low=low, saved_high=high, interval=interval)
+        reduction = fields("reduction reduction_low reduction_high")(self.row)
+        return replace(self.one, saved=reduction._replace(n=self.row["n"], kind=self.row["interval"]))
 
     def sentence(self, *, brief: bool = False, how: str = "", than: str = "") -> Sentence:
         """`At 8 workers, local_sgd takes 8 % less time to accuracy 0.9 than allreduce (...).`"""

@@ -94,8 +94,8 @@ def test_efficiencies_of_horovod_follow_from_rows_of_other_systems():
     assert len(rows) == 9
     for row in rows:
         ours = without_run(folder, row.study, row.quantity, row.workers)
-        assert ours.low < row.value < ours.high
-        assert ours.low < ours.value < 1
+        assert ours.measured.low < row.value < ours.measured.high
+        assert ours.measured.low < ours.measured.value < 1
     assert without_run(folder, "rows", "predicted_efficiency@VGG-16", 3) is None
     assert without_run(folder, "vgg16", "efficiency", 512) is None
 
@@ -103,7 +103,7 @@ def test_efficiencies_of_horovod_follow_from_rows_of_other_systems():
 def test_shares_that_components_bind_follow_from_a_what_if():
     folder = EXPERIMENTS / "barrachina2021"
     parts = ("compute", "network bandwidth", "network latency", "memory bandwidth", "launch overhead")
-    shares = [without_run(folder, "vgg16-batch", f"share_bound_by@{part}", None).value for part in parts]
+    shares = [without_run(folder, "vgg16-batch", f"share_bound_by@{part}", None).measured.value for part in parts]
     assert sum(shares) == pytest.approx(1.0)
     assert 0 < shares[0] < shares[1]
     with pytest.raises(UsageError, match="unknown component 'network'"):

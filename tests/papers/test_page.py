@@ -11,6 +11,7 @@ from scalebench.analysis import load
 from scalebench.cli.main import main
 from scalebench.errors import ResultsError, UsageError
 from scalebench.launch.reporting import Tally
+from scalebench.measured import Measured
 from scalebench.papers.claims import Check, Claim, judge
 from scalebench.papers.obtained import Obtained, obtain
 from scalebench.papers.paper_folder import COLUMNS, Published, find_paper, read_published
@@ -55,9 +56,9 @@ def test_the_page_has_each_published_number_and_ours(paper, results, tmp_path):
     lines = page.with_suffix(".md").read_text().splitlines()
     (at_4,) = [line for line in lines if line.startswith("| final metric | epoch_average | 4 | 0.900 |")]
     (ours,) = obtain(results, "final_metric", "epoch_average", 4)
-    assert f"{ours.value:.3f} [" in at_4
+    assert f"{ours.measured.value:.3f} [" in at_4
     assert "| virtual |" in at_4
-    assert f"+{ours.value - 0.9:.3f}" in at_4
+    assert f"+{ours.measured.value - 0.9:.3f}" in at_4
     (saved,) = [line for line in lines if line.startswith("| time reduction against allreduce")]
     assert "| 0.950 |" in saved
     assert [line for line in lines if line.startswith("| train accuracy") and "no counterpart" in line]
@@ -76,7 +77,7 @@ def test_the_page_has_each_published_number_and_ours(paper, results, tmp_path):
 def test_a_page_names_verdicts_on_claims_and_numbers_in_our_intervals(paper, results, tmp_path):
     (ours,) = obtain(results, "final_metric", "epoch_average", 4)
     path = paper.folder / "published.csv"
-    path.write_text(path.read_text().replace("epoch_average,4,0.9,", f"epoch_average,4,{ours.value},"))
+    path.write_text(path.read_text().replace("epoch_average,4,0.9,", f"epoch_average,4,{ours.measured.value},"))
     check = "{study: fig1, quantity: time_reduction@allreduce, strategy: epoch_average, workers: 64"
     (paper.folder / "claims.yaml").write_text(
         "claims:\n"
@@ -158,7 +159,7 @@ def test_claims_that_hold_in_part_and_without_checks(results):
     assert judge(Claim(claim="a", source="b", why="", checks=both), {"fig1": results}).verdict == "partly"
     assert judge(Claim(claim="a", source="b", why=""), {"fig1": results}).verdict == "not testable here"
     (ours,) = obtain(results, "final_metric", "epoch_average", 64)
-    inside = [{**check, "quantity": "final_metric", "at_least": float(ours.value)}]
+    inside = [{**check, "quantity": "final_metric", "at_least": float(ours.measured.value)}]
     assert judge(Claim(claim="a", source="b", why="", checks=inside), {"fig1": results}).verdict == "partly"
 
 
@@ -166,24 +167,24 @@ def test_quantities_of_curves_and_times(results):
     (first,) = obtain(results, "metric_after_epoch@1", "epoch_average", 8)
     (last,) = obtain(results, "metric_after_epoch@6", "epoch_average", 8)
     (final,) = obtain(results, "final_metric", "epoch_average", 8)
-    assert first.value < last.value == final.value
+    assert first.measured.value < last.measured.value == final.measured.value
     assert obtain(results, "metric_after_epoch@7", "epoch_average", 8) == []
     (reached,) = obtain(results, "epochs_to@0.9", "epoch_average", 8)
-    assert 1 < reached.value <= 6
-    assert obtain(results, "epochs_to@1.5", "epoch_average", 8)[0].value == float("inf")
+    assert 1 < reached.measured.value <= 6
+    assert obtain(results, "epochs_to@1.5", "epoch_average", 8)[0].measured.value == float("inf")
     (alone,) = [one for one in obtain(results, "epochs_to@0.9", "serial", 1) if one.execution == "virtual"]
     (ideal,) = obtain(results, "ideal_speedup_to@0.9", "epoch_average", 8)
-    assert ideal.value == pytest.approx(8 * alone.value / reached.value)
-    assert obtain(results, "largest_workers", "epoch_average", None)[0].value == 64
-    assert obtain(results, "optimum_workers", "epoch_average", None)[0].value == 64
+    assert ideal.measured.value == pytest.approx(8 * alone.measured.value / reached.measured.value)
+    assert obtain(results, "largest_workers", "epoch_average", None)[0].measured.value == 64
+    assert obtain(results, "optimum_workers", "epoch_average", None)[0].measured.value == 64
 
     def virtual(quantity, workers):
         found = obtain(results, quantity, "epoch_average", workers)
-        return [one.value for one in found if one.execution == "virtual"]
+        return [one.measured.value for one in found if one.execution == "virtual"]
 
     saved = [value for workers in (2, 4, 8, 16, 32, 64) for value in virtual("time_reduction@allreduce", workers)]
     assert virtual("largest_time_reduction@allreduce", None) == [max(saved)]
-    assert obtain(results, "speedup_over@32", "epoch_average", 64)[0].value > 1
+    assert obtain(results, "speedup_over@32", "epoch_average", 64)[0].measured.value > 1
     with pytest.raises(UsageError, match="unknown quantity 'epochs'"):
         obtain(results, "epochs@3", "serial", 1)
 
@@ -201,7 +202,7 @@ def test_quantities_that_compare_two_strategies(results):
     own, other = (runs[same & (runs["label"] == label)] for label in ("epoch_average", "allreduce"))
 
     def one(quantity, of=made):
-        return [one.value for one in obtain(of, quantity, "epoch_average", 8)]
+        return [one.measured.value for one in obtain(of, quantity, "epoch_average", 8)]
 
     ratio = own["train_s"].median() / other["train_s"].median()
     assert one("time_over@allreduce") == one("target_time_over@allreduce") == [pytest.approx(ratio)]
@@ -220,7 +221,7 @@ def test_a_number_at_one_place_is_drawn_and_several_along_their_arguments(tmp_pa
     def pair(quantity, strategy, workers, value):
         row = (quantity, strategy, workers, value, "epochs", "1", "fig1", "abstract", False, "")
         published = Published.model_validate(dict(zip(COLUMNS, row, strict=True)))
-        return Pair(published, Obtained(value + 1, value, value + 2, "fitted", 3))
+        return Pair(published, Obtained(Measured(value + 1, value, value + 2, 3), "fitted"))
 
     def words(*pairs):
         assert draw(pairs, tmp_path / "drawn.svg")
@@ -295,4 +296,4 @@ def test_a_check_with_both_bounds_is_a_range():
     check = Check(study="fig1", quantity="efficiency", at_least=0.85, at_most=0.95)
     assert check.bound == "0.850 to 0.950"
     for low, high, holds in ((0.86, 0.94, True), (0.96, 0.99, False), (0.7, 0.8, False), (0.9, 0.99, None)):
-        assert check.holds(Obtained((low + high) / 2, low, high, "modelled", 3)) is holds
+        assert check.holds(Obtained(Measured((low + high) / 2, low, high, 3), "modelled")) is holds

@@ -69,9 +69,9 @@ def test_answer_has_numbers_of_the_comparison(keep):
     results = keep([*cell("allreduce"), *cell("epoch_average")])
     (one,) = [one for one in comparisons(results) if one.answers]
     logs = [math.log(a / b) for a, b in zip(SECONDS["epoch_average"], SECONDS["allreduce"], strict=True)]
-    assert one.saved == pytest.approx(1 - math.exp(sum(logs) / 5))
-    assert one.saved_low < one.saved < one.saved_high
-    assert one.difference == pytest.approx(-0.022)
+    assert one.saved.value == pytest.approx(1 - math.exp(sum(logs) / 5))
+    assert one.saved.low < one.saved.value < one.saved.high
+    assert one.difference.value == pytest.approx(-0.022)
 
 
 def test_loss_of_time_is_stated_as_more_time(keep):
@@ -236,7 +236,7 @@ def test_default_study_has_an_answer(keep):
     assert {one.label for one in found} == {"epoch_average", "epoch_async"}
     first = headline(found)
     assert (first.workers, first.execution) == (64, "virtual")
-    assert first.saved == max(one.saved for one in found if one.workers == 64)
+    assert first.saved.value == max(one.saved.value for one in found if one.workers == 64)
 
 
 def test_stated_step_times_have_no_interval(keep):

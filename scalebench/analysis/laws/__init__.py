@@ -4,7 +4,7 @@ from scalebench.analysis.laws.advice import Advice, Count
 from scalebench.analysis.laws.bands import band_name, curve, no_band, reach
 from scalebench.analysis.laws.fitting import Candidate
 from scalebench.analysis.laws.render import write_extrap
-from scalebench.analysis.laws.scaling import EFFICIENCY, Estimated, Scaling, scaling_laws, scaling_of
+from scalebench.analysis.laws.scaling import EFFICIENCY, Scaling, scaling_laws, scaling_of
 from scalebench.analysis.laws.series import Series, series_of
 
 __all__ = [
@@ -12,7 +12,6 @@ __all__ = [
     "Advice",
     "Candidate",
     "Count",
-    "Estimated",
     "Scaling",
     "Series",
     "band_name",

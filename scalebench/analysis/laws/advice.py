@@ -39,28 +39,25 @@ FURTHEST = 16.0
 _PER_OCTAVE = 16
 _ROUNDING = 1e-9
 STEP = 2 ** (1 / 8)
-_UNKNOWN = (math.nan, math.nan)
 
 
 @dataclass(frozen=True)
 class Count:
-    """A number of workers: `at` by the law, with its 95 % interval (NaN without one), and the integer to run.
+    """A number of workers: `at` by the law, with its 95 % interval, and the integer to run.
 
     With `reaches_end` the search ended there, and the true number may be larger. `measured` is the largest measured
-    count. `high` is infinite where no upper end lies within the band. No suitable number is 0, with `at` NaN.
+    count. `at.high` is infinite where no upper end lies within the band. No suitable number is 0, with `at` NaN.
     """
 
     workers: int
-    at: float
-    low: float
-    high: float
+    at: Measured
     reaches_end: bool
     measured: int
 
     @property
     def is_guessed(self) -> bool:
         """Return True if the number lies beyond the data and has no interval."""
-        return self.workers > self.measured and math.isnan(self.low)
+        return self.workers > self.measured and math.isnan(self.at.low)
 
 
 @dataclass(frozen=True)
@@ -100,17 +97,17 @@ def advise(found: Sequence[Candidate], series: Series, efficiency: float) -> Adv
         whole = _whole_around(at, place)
         worth = int(whole[log_efficiency(whole) >= level - _ROUNDING].max(initial=1))
         worth_at = max(_crossing(at, log_efficiency(at), level, place), float(worth))
-    of_knee = of_worth = _UNKNOWN
+    of_knee, of_worth = Measured(knee_at), Measured(worth_at)
     if not no_band(series):
         of_knee = _around(*_elasticity(at, found, series), 0.5, knee_at)
         if worth and not (base and math.isnan(base.variance)):
             of_worth = _around(*_log_efficiency(at, found, series), level, worth_at)
     fastest, fastest_at = _highest(at, log_speed)
     return Advice(
-        Count(knee, knee_at, *of_knee, knee >= limit, measured),
-        Count(worth, worth_at, *of_worth, worth >= limit, measured),
+        Count(knee, of_knee, knee >= limit, measured),
+        Count(worth, of_worth, worth >= limit, measured),
         efficiency,
-        Count(fastest, fastest_at, *_UNKNOWN, fastest >= limit, measured),
+        Count(fastest, Measured(fastest_at), fastest >= limit, measured),
         limit,
     )
 
@@ -158,13 +155,13 @@ def _up_to(end: float, at: Array) -> Array:
     return np.append(at[at < end * (1 - _ROUNDING)], end)
 
 
-def _around(at: Array, band: Measured, level: float, centre: float) -> tuple[float, float]:
-    """Largest interval around `centre` in which the band contains `level`; 1 and infinity where it is not left."""
+def _around(at: Array, band: Measured, level: float, centre: float) -> Measured:
+    """`centre` with the largest interval in which the band contains `level`; 1 and infinity where it is not left."""
     surely_above = np.flatnonzero((band.low > level) & (at <= centre))
     surely_below = np.flatnonzero((band.high < level) & (at >= centre))
     low = min(_crossing(at, band.low, level, int(surely_above[-1])), centre) if len(surely_above) else 1.0
     high = max(_crossing(at, band.high, level, int(surely_below[0]) - 1), centre) if len(surely_below) else math.inf
-    return low, high
+    return Measured(centre, low, high)
 
 
 def _crossing(at: Array, limit: Array, level: float, place: int) -> float:

@@ -26,6 +26,7 @@ range, up to the largest count.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any, TypeAlias
 
@@ -118,8 +119,8 @@ def curve(found: Sequence[Candidate], series: Series, at: Array) -> Measured:
     return Measured(np.exp(logs.value), np.exp(logs.low + offered), np.exp(logs.high + offered))
 
 
-def parameter_interval(fit: Fit, series: Series, parameter: Parameter) -> tuple[float, float]:
-    """95 % interval of a parameter if the law holds: linearised, for a bandwidth on its reciprocal."""
+def parameter_interval(fit: Fit, series: Series, parameter: Parameter) -> Measured:
+    """A parameter with its 95 % interval if the law holds: linearised, for a bandwidth on its reciprocal."""
     from scipy.special import stdtrit
 
     x = fit.coefficients
@@ -135,8 +136,8 @@ def parameter_interval(fit: Fit, series: Series, parameter: Parameter) -> tuple[
     half = float(stdtrit(freedom[0], 1 - _TAIL) * error[0])
     low, high = max(value(x) - half, 0.0), value(x) + half
     if reciprocal:
-        return 1 / high, 1 / low if low > 0 else np.inf
-    return max(low, parameter.least), min(high, parameter.most)
+        return Measured(parameter.of(x), 1 / high, 1 / low if low > 0 else math.inf)
+    return Measured(parameter.of(x), max(low, parameter.least), min(high, parameter.most))
 
 
 def _simulation(series: Series) -> Part | None:

@@ -17,10 +17,12 @@ from typing import Any
 
 from scalebench.analysis.laws.advice import Count
 from scalebench.analysis.laws.bands import band_name, no_band
-from scalebench.analysis.laws.scaling import Estimated, Scaling
+from scalebench.analysis.laws.forms import Parameter
+from scalebench.analysis.laws.scaling import Scaling
 from scalebench.analysis.laws.series import FEWEST_COUNTS, Series
 from scalebench.errors import ResultsError, writing
 from scalebench.formatting import EMPTY, digits, percent, seconds
+from scalebench.measured import Measured
 from scalebench.study.spec import slug
 
 AT_LEAST = "At least: the lower end of an interval whose upper end lies beyond the band of the curve."
@@ -42,9 +44,7 @@ def law_rows(scaling: Scaling) -> list[tuple[str, ...]]:
     rows: list[tuple[str, ...]] = []
     for place, one in enumerate(scaling.candidates):
         law, x = one.fit.law, one.fit.coefficients
-        shown = (
-            scaling.parameters if place == 0 else [Estimated(p, p.of(x), math.nan, math.nan) for p in law.parameters]
-        )
+        shown = [(kind, Measured(kind.of(x))) for kind in law.parameters] if place else scaling.parameters
         rows.append(
             (
                 law.name,
@@ -52,7 +52,7 @@ def law_rows(scaling: Scaling) -> list[tuple[str, ...]]:
                 f"{one.aicc - scaling.best.aicc:.1f}",
                 percent(one.fit.misfit).removeprefix("+"),
                 percent(one.leave_out_error),
-                "  ".join(parameter(estimate) for estimate in shown),
+                "  ".join(parameter(kind, estimate) for kind, estimate in shown),
             )
         )
     return rows
@@ -70,9 +70,8 @@ def advice_lines(scaling: Scaling) -> list[str]:
     ]
 
 
-def parameter(estimate: Estimated) -> str:
+def parameter(kind: Parameter, estimate: Measured) -> str:
     """`c 241 µs [238, 244]`, `s 0.00695 [0.0062, 0.0077]`."""
-    kind = estimate.parameter
     if kind.unit == "s" and 0 < estimate.value < math.inf:
         number, word = seconds(estimate.value).split()
         factor, unit = float(number.replace(",", "")) / estimate.value, f" {word}"
@@ -117,12 +116,12 @@ def as_values(scaling: Scaling) -> dict[str, Any]:
         "formula": scaling.best.fit.law.formula,
         "parameters": [
             {
-                "name": one.parameter.name,
-                "meaning": one.parameter.meaning,
-                "unit": one.parameter.unit,
-                **{name: _finite(getattr(one, name)) for name in ("value", "low", "high")},
+                "name": kind.name,
+                "meaning": kind.meaning,
+                "unit": kind.unit,
+                **{name: _finite(end) for name, end in estimate.named("value", "low", "high").items()},
             }
-            for one in scaling.parameters
+            for kind, estimate in scaling.parameters
         ],
         "laws": [
             {
@@ -159,12 +158,13 @@ def count_text(count: Count) -> str:
     if count.is_guessed:
         return "beyond the data"
     named = f"beyond {count.workers:,}" if count.reaches_end else f"{count.workers:,}"
-    if math.isnan(count.low):
+    at, low, high = count.at[:3]
+    if math.isnan(low):
         return named
-    exact = "" if count.reaches_end or digits(count.at) == f"{count.workers:,}" else digits(count.at)
-    if math.isinf(count.high):
-        return f"{named} ({exact}{', ' if exact else ''}at least {digits(count.low)})"
-    interval = f"[{digits(count.low)}, {digits(count.high)}]"
+    exact = "" if count.reaches_end or digits(at) == f"{count.workers:,}" else digits(at)
+    if math.isinf(high):
+        return f"{named} ({exact}{', ' if exact else ''}at least {digits(low)})"
+    interval = f"[{digits(low)}, {digits(high)}]"
     return f"{named} ({exact} {interval})" if exact else f"{named} {interval}"
 
 
@@ -199,9 +199,7 @@ def write_extrap(found: Sequence[Series], file: Path) -> list[Path]:
 def _count_values(count: Count) -> dict[str, Any]:
     return {
         "workers": count.workers,
-        "at": _finite(count.at),
-        "low": _finite(count.low),
-        "high": _finite(count.high),
+        **{name: _finite(end) for name, end in count.at.named("at", "low", "high").items()},
         "search_ended_here": count.reaches_end,
         "beyond_the_data": count.workers > count.measured,
     }

@@ -15,29 +15,20 @@ from scalebench.analysis.laws.series import Series, series_of
 from scalebench.analysis.loading import Results
 from scalebench.analysis.rounds import MEASURED
 from scalebench.errors import ResultsError, UsageError, nearest
+from scalebench.measured import Measured
 
 EFFICIENCY = 0.5
 POOR_FIT = 0.1
 POOR_FORECAST = 0.25
 
 
-@dataclass(frozen=True)
-class Estimated:
-    """A parameter of the chosen law with its 95 % interval, NaN without one."""
-
-    parameter: Parameter
-    value: float
-    low: float
-    high: float
-
-
 @dataclass(frozen=True, eq=False)
 class Scaling:
-    """Laws of one series, best first, or the reason for the missing fit in `refusal`."""
+    """Laws of one series, best first, or the reason for the missing fit in `refusal`; parameters of the best law."""
 
     series: Series
     candidates: Sequence[Candidate] = ()
-    parameters: Sequence[Estimated] = ()
+    parameters: Sequence[tuple[Parameter, Measured]] = ()
     advice: Advice | None = None
     refusal: str = ""
     notes: tuple[str, ...] = field(default_factory=tuple)
@@ -100,8 +91,8 @@ def scaling_of(series: Series, efficiency: float = EFFICIENCY) -> Scaling:
             f"not to be trusted beyond what was measured: fitted without {best.counts[-1]:.0f} workers, "
             f"{best.law.name} misses them by {100 * found[0].leave_out_error:+.0f} %"
         )
-    estimated = []
-    for parameter in best.law.parameters:
-        low, high = (np.nan, np.nan) if unsure else parameter_interval(best, series, parameter)
-        estimated.append(Estimated(parameter, parameter.of(best.coefficients), float(low), float(high)))
+    estimated = [
+        (one, Measured(one.of(best.coefficients)) if unsure else parameter_interval(best, series, one))
+        for one in best.law.parameters
+    ]
     return Scaling(series, found, estimated, advise(found, series, efficiency), notes=tuple(notes))

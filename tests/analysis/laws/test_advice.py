@@ -36,10 +36,10 @@ def test_amdahl(s, efficiency):
     assert height[advised.knee.workers - 1] == pytest.approx(height.max(), rel=1e-9)
     assert abs(advised.knee.workers - knee) <= 1
     assert advised.worth.workers in (math.floor(worth - 1e-6), math.floor(worth + 1e-6))
-    assert advised.knee.at == pytest.approx(knee, rel=1e-3)
-    assert advised.worth.at == pytest.approx(worth, rel=1e-3)
+    assert advised.knee.at.value == pytest.approx(knee, rel=1e-3)
+    assert advised.worth.at.value == pytest.approx(worth, rel=1e-3)
     assert advised.fastest.workers == advised.limit == 64 * 16  # it never gets slower
-    assert math.isnan(advised.knee.low)  # one repetition has no interval
+    assert math.isnan(advised.knee.at.low)  # one repetition has no interval
 
 
 @settings(max_examples=40)
@@ -49,13 +49,13 @@ def test_efficiency_is_against_the_serial_run(s, efficiency, serial):
     advised = advice(amdahl(), (1 - s, s), efficiency, repetitions=1, base=Base(math.log(serial), 0.0, 1))
     worth = (serial / efficiency - (1 - s)) / s  # serial / (N T(N)) = efficiency
     if worth < 1 - 1e-6:
-        assert (advised.worth.workers, math.isnan(advised.worth.at)) == (0, True)
+        assert (advised.worth.workers, math.isnan(advised.worth.at.value)) == (0, True)
         assert count_text(advised.worth) == "none"
     elif 1 + 1e-6 < worth < 1000:
         assert advised.worth.workers in (math.floor(worth - 1e-6), math.floor(worth + 1e-6))
-        assert advised.worth.at == pytest.approx(worth, rel=1e-3)
+        assert advised.worth.at.value == pytest.approx(worth, rel=1e-3)
     knee = advice(amdahl(), (1 - s, s), efficiency, repetitions=1).knee
-    assert (advised.knee.workers, advised.knee.at) == (knee.workers, pytest.approx(knee.at, rel=1e-6))
+    assert (advised.knee.workers, advised.knee.at.value) == (knee.workers, pytest.approx(knee.at.value, rel=1e-6))
 
 
 def test_worth_contains_the_noise_of_serial_but_no_shared_noise():
@@ -74,8 +74,8 @@ def test_worth_contains_the_noise_of_serial_but_no_shared_noise():
         values = {name: runs[column].to_numpy(float) for name, column in columns.items()}
         series = following(amdahl(), (0.97, 0.03), repetitions=1, base=base, **values)
         advised = advise([Candidate(fit(amdahl(), series), series, 0.0, 1.0)], series, 0.5).worth
-        held.append(advised.low <= true <= advised.high)
-        widths.append(math.log(advised.high / advised.low))
+        held.append(advised.at.low <= true <= advised.at.high)
+        widths.append(math.log(advised.at.high / advised.at.low))
     assert 0.93 <= np.mean(held) <= 0.985, (
         "Satterthwaite's degrees of freedom are few here, which errs to the safe side"
     )
@@ -105,8 +105,8 @@ def test_worth_interval_matches_the_band_of_efficiency(seed: int):
     band = linear(found, series, np.append(1.0, n), against_one)
     level = math.log(0.5) + np.log(n)
     inside = n[(band.low <= level) & (level <= band.high)]
-    assert advised.low == pytest.approx(inside[0], rel=2e-3)
-    assert advised.high == pytest.approx(inside[-1], rel=2e-3)
+    assert advised.at.low == pytest.approx(inside[0], rel=2e-3)
+    assert advised.at.high == pytest.approx(inside[-1], rel=2e-3)
 
 
 @pytest.mark.parametrize(("true", "low", "high"), [(12, 0.93, 0.97), (62, 0.93, 0.97), (80, 1, 1)])
@@ -121,7 +121,7 @@ def test_an_interval_holds_the_truth_in_95_percent_up_to_the_end_of_the_band_and
     for _ in range(400):
         series = following(amdahl(), (0.97, 0.03), (1, 2, 4, 8, 16, 32), repetitions=3, noise=0.03, random=random)
         advised = advise([Candidate(fit(amdahl(), series), series, 0.0, 1.0)], series, efficiency).worth
-        held.append(advised.low <= true <= advised.high)
+        held.append(advised.at.low <= true <= advised.at.high)
     assert low - 0.011 <= np.mean(held) <= high + 0.011
 
 
@@ -133,18 +133,18 @@ def test_knee_and_worth_have_no_upper_end_beyond_the_band_of_the_curve():
             found, _ = candidates(laws_for(series)[0], series)
             advised = advise(found, series, 0.5)
             for count in (advised.knee, advised.worth):
-                assert 1 <= count.low <= min(count.at, reach(series))
-                assert count.high <= reach(series) or math.isinf(count.high)
+                assert 1 <= count.at.low <= min(count.at.value, reach(series))
+                assert count.at.high <= reach(series) or math.isinf(count.at.high)
                 if len(counts) == 5:  # a knee at 32 of counts up to 16
-                    assert math.isinf(count.high)
+                    assert math.isinf(count.at.high)
 
 
 def test_lower_end_of_worth_is_at_most_the_end_of_the_band():
     series = following(amdahl(), (0.9999, 0.0001), repetitions=3, noise=0.003, random=np.random.default_rng(0))
     advised = advise(candidates(laws_for(series)[0], series)[0], series, 0.5)
-    assert advised.worth.low == 128
-    assert advised.knee.low == 128 / STEP
-    assert math.isinf(advised.worth.high)
+    assert advised.worth.at.low == 128
+    assert advised.knee.at.low == 128 / STEP
+    assert math.isinf(advised.worth.at.high)
 
 
 def test_gustafson_without_losses_reaches_the_end_of_the_search():
@@ -176,8 +176,8 @@ def test_intervals_hold_the_estimate_and_narrow_with_less_noise():
         series = following(amdahl(), (0.96, 0.04), repetitions=5, noise=noise, random=random)
         advised = advise(candidates(laws_for(series)[0], series)[0], series, 0.5)
         for count in (advised.knee, advised.worth):
-            assert count.low <= count.at <= count.high
-        widths.append(math.log(advised.worth.high / advised.worth.low))
+            assert count.at.low <= count.at.value <= count.at.high
+        widths.append(math.log(advised.worth.at.high / advised.worth.at.low))
     assert widths[1] < widths[0] / 3
 
 

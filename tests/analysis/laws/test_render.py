@@ -10,10 +10,11 @@ import numpy as np
 import pytest
 from rich.console import Console
 
-from scalebench.analysis.laws import Count, Estimated, scaling_of
+from scalebench.analysis.laws import Count, scaling_of
 from scalebench.analysis.laws.forms import Parameter, amdahl
 from scalebench.analysis.laws.render import advice_lines, as_values, count_text, parameter
 from scalebench.cli.laws import laws_tables
+from scalebench.measured import Measured
 from tests.law_factory import following
 
 
@@ -28,26 +29,26 @@ from tests.law_factory import following
 )
 def test_a_bandwidth_has_the_unit_of_its_size(value, text):
     kind = Parameter("B", "bandwidth", "B/s", lambda x: float(x[0]))
-    assert parameter(Estimated(kind, value, value / 2, value * 2)) == text
+    assert parameter(kind, Measured(value, value / 2, value * 2)) == text
 
 
 def test_unseen_bandwidth_has_a_lower_bound():
     kind = Parameter("B", "bandwidth", "B/s", lambda x: float(x[0]))
-    assert parameter(Estimated(kind, math.inf, 872e6, math.inf)) == "B not seen, above 872 MB/s"
+    assert parameter(kind, Measured(math.inf, 872e6, math.inf)) == "B not seen, above 872 MB/s"
 
 
 @pytest.mark.parametrize(
     ("count", "text"),
     [
-        (Count(28, 28.3, 23.4, 36.2, False, 64), "28 (28.3 [23.4, 36.2])"),
-        (Count(10, 10.6, 10.2, 11.1, False, 64), "10 (10.6 [10.2, 11.1])"),
-        (Count(110, 110.3, 97.0, 126.0, False, 64), "110 [97.0, 126]"),
-        (Count(28, 28.3, math.nan, math.nan, False, 64), "28"),
-        (Count(46, 46.3, 39.0, math.inf, False, 64), "46 (46.3, at least 39.0)"),
-        (Count(146, 146.3, 79.0, math.inf, False, 64), "146 (at least 79.0)"),
-        (Count(146, 146.3, math.nan, math.nan, False, 64), "beyond the data"),
-        (Count(898, 898.0, 500.0, math.inf, True, 64), "beyond 898 (at least 500)"),
-        (Count(898, 898.0, math.nan, math.nan, True, 64), "beyond the data"),
+        (Count(28, Measured(28.3, 23.4, 36.2), False, 64), "28 (28.3 [23.4, 36.2])"),
+        (Count(10, Measured(10.6, 10.2, 11.1), False, 64), "10 (10.6 [10.2, 11.1])"),
+        (Count(110, Measured(110.3, 97.0, 126.0), False, 64), "110 [97.0, 126]"),
+        (Count(28, Measured(28.3, math.nan, math.nan), False, 64), "28"),
+        (Count(46, Measured(46.3, 39.0, math.inf), False, 64), "46 (46.3, at least 39.0)"),
+        (Count(146, Measured(146.3, 79.0, math.inf), False, 64), "146 (at least 79.0)"),
+        (Count(146, Measured(146.3, math.nan, math.nan), False, 64), "beyond the data"),
+        (Count(898, Measured(898.0, 500.0, math.inf), True, 64), "beyond 898 (at least 500)"),
+        (Count(898, Measured(898.0, math.nan, math.nan), True, 64), "beyond the data"),
     ],
 )
 def test_count_text_names_counts_beyond_the_data_with_interval_only(count, text):
@@ -89,7 +90,8 @@ def test_interval_name_of_constant_times_is_misfit(jitter):
     misfit = np.where(stated.at == 8, 1.02, 1.0)
     stated = dataclasses.replace(stated, seconds=stated.seconds * misfit * (1 + jitter * stated.repetition))
     scaling = scaling_of(stated)
-    assert scaling.parameters[0].low < scaling.parameters[0].high
+    _, first = scaling.parameters[0]
+    assert first.low < first.high
     assert as_values(scaling)["interval"] == "misfit of the law alone, as no time varies"
     text = printed(scaling)
     assert "In brackets: misfit of the law alone, as no time varies, of parameters as if the law held." in text

@@ -48,7 +48,7 @@ def laws(results, **options):
 
 
 def serial_share(scaling):
-    return next(one.value for one in scaling.parameters if one.parameter.name == "s")
+    return next(one.value for parameter, one in scaling.parameters if parameter.name == "s")
 
 
 def test_efficiency_uses_the_base_of_ratios(study):
@@ -125,7 +125,7 @@ def test_below_four_counts_there_is_no_law(study, runs, refusal):
 def test_four_counts_have_a_law_without_intervals(study):
     (scaling,) = scaling_laws(study(rows=rows(counts=(1, 2, 4, 8))))
     assert scaling.best.fit.law.name == "amdahl"
-    assert all(np.isnan([one.low, one.high]).all() for one in scaling.parameters)
+    assert all(np.isnan([one.low, one.high]).all() for _, one in scaling.parameters)
     assert "no intervals: they want 5 worker counts, there are 4" in scaling.notes
 
 
