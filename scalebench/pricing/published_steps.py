@@ -30,7 +30,7 @@ class PublishedStep(StrictModel):
     source: str
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Published(Stated):
     """A published step time, in proportion to the samples of a batch."""
 
