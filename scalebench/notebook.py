@@ -207,10 +207,9 @@ def predict(
     """
     import click
 
-    from scalebench.cli.predict import STRATEGIES, answer, one_count, predicted, rows_of
+    from scalebench.cli.predict import STRATEGIES, one_count, predicted
     from scalebench.cli.predict import predict as command
-    from scalebench.cli.what_if import answer as varied_answer
-    from scalebench.cli.what_if import cell_rows, varied_training
+    from scalebench.cli.what_if import varied_training
 
     if not {"csv", "figure"}.isdisjoint(options):
         raise UsageError("predict: csv and figure are options of the command alone; the table has to_csv and plot")
@@ -231,15 +230,15 @@ def predict(
     budget, price, law = (flags.pop(name) for name in ("budget", "price", "epochs_to_target"))
     if varied:
         count = one_count(None if workers is None else counts, budget, law)
-        found = varied_training(model, chosen or STRATEGIES, count, varied, flags)
-        cells = pd.DataFrame(cell_rows(*found[1:3]))
-        cells.attrs["answer"] = varied_answer(*found, price)
+        variation = varied_training(model, chosen or STRATEGIES, count, varied, flags)
+        cells = pd.DataFrame(variation.rows())
+        cells.attrs["answer"] = variation.answer(price)
         return cells
-    predictor, grid, to_target = predicted(model, counts, chosen, law, flags)
-    for refusal in grid.refusals:
+    found = predicted(model, counts, chosen, law, flags)
+    for refusal in found.grid.refusals:
         warnings.warn(f"not predicted: {refusal}", stacklevel=2)
-    table = pd.DataFrame(rows_of(predictor, grid, price, to_target))
-    table.attrs["answer"] = answer(predictor, grid, budget, price, to_target) if grid.points else []
+    table = pd.DataFrame(found.rows(price))
+    table.attrs["answer"] = found.answer(budget, price) if found.grid.points else []
     return table
 
 

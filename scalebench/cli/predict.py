@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import csv
 import gc
-import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -14,26 +13,24 @@ from click import get_current_context
 from click.core import ParameterSource
 
 from scalebench.cli.formats import format_option, show_tables
-from scalebench.cli.options import NEW_FILE, NEW_PICTURE, STRATEGY, all_of, parsed_by, verbosity_options
+from scalebench.cli.options import (
+    NEW_FILE,
+    NEW_PICTURE,
+    STRATEGY,
+    all_of,
+    completed_study,
+    parsed_by,
+    verbosity_options,
+)
 from scalebench.cli.platform_options import POSITIVE, parse_strategy, platform_options, predictor_of
-from scalebench.cli.predicted_target import Target, aimed, read_laws, target_sentences, targets_of
-from scalebench.cli.what_if import VARY_WORKERS, show_variation, varied_training, vary_option
+from scalebench.cli.what_if import VARY_WORKERS, show, varied_training, vary_option
 from scalebench.errors import UsageError, writing
-from scalebench.formatting import digits, seconds, share
 
 if TYPE_CHECKING:
-    from scalebench.pricing.grid import Grid, Point
-    from scalebench.pricing.prediction import Predictor
-    from scalebench.tables import Table
-
-    _Row = tuple[Point, Target | None]  # a point, and the epochs to a target where these are given
+    from scalebench.analysis.epochs_to_target import SeriesLaw
+    from scalebench.predictions.points import Predicted
 
 STRATEGIES = ("allreduce", "epoch_average")  # by default
-_FEW = 3  # points that a line names
-_MEMORY = ("parameters", "gradients", "optimizer", "strategy", "activations")
-_NAMED_REST = 0.02  # least share of the time that no component explains, to be named
-
-
 _PANELS = {  # of `--help`
     "What is trained": (
         *("--strategy", "--batch", "--batch-global", "--epochs", "--samples", "--dtype", "--optimizer"),
@@ -105,21 +102,17 @@ def predict(
     if varied:
         stated = get_current_context().get_parameter_source("workers") is not ParameterSource.DEFAULT
         count = one_count(workers if stated else None, budget, epochs_to_target)
-        found = varied_training(model, strategies or STRATEGIES, count, varied, flags)
-        show_variation(*found, figure, table, price, form)
+        show(varied_training(model, strategies or STRATEGIES, count, varied, flags), figure, table, price, form)
         return 0
-    predictor, grid, to_target = predicted(model, workers, strategies, epochs_to_target, flags)
+    found = predicted(model, workers, strategies, epochs_to_target, flags)
     if table is not None:
-        _write(table, rows_of(predictor, grid, price, to_target))
-    if figure is not None and grid.points:
-        _draw(figure, predictor, grid)
-    first = answer(predictor, grid, budget, price, to_target)
-    show_tables(
-        form, *first, _table(predictor, grid, to_target), *_sentences(predictor, grid, budget, price, to_target)
-    )
-    if grid.points and all(point.lacking for point in grid.points):
+        _write(table, found.rows(price))
+    if figure is not None and found.grid.points:
+        _draw(figure, found)
+    show_tables(form, *found.answer(budget, price), found.table(), *found.sentences(budget, price))
+    if found.grid.points and all(point.lacking for point in found.grid.points):
         return 2
-    return 0 if grid.points else 1
+    return 0 if found.grid.points else 1
 
 
 def one_count(workers: Sequence[int] | None, budget: float | None, epochs_to_target: str | None) -> int:
@@ -140,204 +133,40 @@ def predicted(
     strategies: Sequence[str],
     epochs_to_target: str | None,
     flags: dict[str, Any],
-) -> tuple[Predictor, Grid, dict[int, Target]]:
-    """Return what is predicted with, the points, and by their place the epochs to a target, if these are given."""
+) -> Predicted:
+    """Predict what the options ask for."""
+    from scalebench.predictions.points import Predicted
+    from scalebench.predictions.targets import targets_of
     from scalebench.pricing.grid import predict as predict_grid
 
     chosen = [parse_strategy(text) for text in strategies or STRATEGIES]
     predictor = predictor_of(model, flags)
     grid = predict_grid(predictor, chosen, workers)
-    return predictor, grid, {} if epochs_to_target is None else targets_of(grid, *read_laws(epochs_to_target))
+    if epochs_to_target is None:
+        return Predicted(predictor, grid)
+    return Predicted(predictor, grid, targets_of(grid, *_laws(epochs_to_target)))
 
 
-def _draw(path: Path, predictor: Predictor, grid: Grid) -> None:
+def _laws(said: str) -> tuple[dict[str, SeriesLaw], str]:
+    """Return the law `E0,B_CRIT`, or those of a study or a file, by the strategy's label, and what was fitted."""
+    from scalebench.predictions.targets import law_of_file, laws_of_study, stated_law
+
+    path = Path(said)
+    if path.suffix == ".csv":
+        return law_of_file(path), said
+    if path.exists():
+        return laws_of_study(completed_study(path))
+    return stated_law(said), ""
+
+
+def _draw(path: Path, found: Predicted) -> None:
     from scalebench.figures.prediction import draw_prediction
     from scalebench.pricing.advice import held_at
 
+    predictor, grid = found.predictor, found.grid
     held = [held_at(predictor, point) for point in grid.points]
     what = f"{predictor.training}; {predictor.platform.device.source}"
     draw_prediction(path, grid, held, what, predictor.workload.in_all)
-
-
-def _table(predictor: Predictor, grid: Grid, to_target: dict[int, Target]) -> Table:
-    from scalebench.measured import Measured
-    from scalebench.pricing.decision import SPAN
-    from scalebench.tables.table import COUNT, MEMORY, NUMBER, SHARE, TIME_ALONE, Column, Table
-
-    def of_epoch(value: Callable[[Point], float]) -> Callable[[_Row], Measured]:
-        return lambda each: Measured(value(each[0]) / each[0].epochs)
-
-    def is_outside(each: _Row) -> str:
-        point, aim = each
-        return "*" * bool(point.outside or (aim and aim.beyond))
-
-    def is_too_large(each: _Row) -> str:
-        return "!" * bool(each[0].lacking)
-
-    def to_the_target(each: _Row) -> Measured:
-        point, aim = each
-        return Measured(aim.epochs.value * point.epoch_s if aim else math.nan)
-
-    has_stages = any(point.mesh.pipeline > 1 for point in grid.points)
-    columns: list[Column[_Row]] = [
-        Column("strategy", lambda each: str(each[0].strategy), shared=True),
-        Column("workers", lambda each: Measured(each[0].workers), COUNT, mark=is_outside),
-        Column("step", lambda each: Measured(each[0].step_s), TIME_ALONE),
-        Column("epoch", lambda each: Measured(each[0].epoch_s), TIME_ALONE, spare=5),
-        Column("training", lambda each: Measured(each[0].train_s, each[0].low_s, each[0].high_s), SPAN),
-        *([Column("to target", to_the_target, TIME_ALONE)] if to_target else []),
-        Column("speedup", lambda each: Measured(each[0].speedup), NUMBER, spare=4),
-        Column("efficiency", lambda each: Measured(each[0].efficiency), SHARE),
-        Column("exposed", of_epoch(lambda point: point.exposed_s), TIME_ALONE, spare=1),
-        Column("hidden", of_epoch(lambda point: point.hidden_s), TIME_ALONE, spare=6),
-        Column("waiting", of_epoch(lambda point: point.wait_s), TIME_ALONE, spare=7),
-        *([Column("bubble", of_epoch(_bubble), TIME_ALONE, spare=7)] if has_stages else []),
-        Column("hours", lambda each: Measured(each[0].worker_hours), NUMBER, spare=2),
-        Column("memory", lambda each: Measured(each[0].memory.total), MEMORY, spare=3, mark=is_too_large),
-        Column("bound by", lambda each: each[0].binds, left=True),
-    ]
-    title = f"modelled ({predictor.platform.device.source}): {predictor.training}"
-    outside = dict.fromkeys(text for point in grid.points for text in point.outside)
-    outside |= dict.fromkeys(aim.beyond for aim in to_target.values() if aim.beyond)
-    notes = [f"* outside what the inputs are known to hold for: {'; '.join(outside)}"] if outside else []
-    if any(predictor.strategy(point.strategy).traits.cuts_model(point.workers) for point in grid.points):
-        notes.append(f"times of layers: {predictor.platform.device.of_layers(predictor.workload.layers)}")
-    return Table.of(title, columns, [(point, to_target.get(n)) for n, point in enumerate(grid.points)], notes)
-
-
-def _bubble(point: Point) -> float:
-    return point.bubble_s if point.mesh.pipeline > 1 else math.nan
-
-
-def answer(
-    predictor: Predictor, grid: Grid, budget: float | None, price: float | None, to_target: dict[int, Target]
-) -> list[str]:
-    """Return the answer: times with their intervals, the decision and what it rests on."""
-    from scalebench.pricing import decision
-
-    points = [grid.points[place] for place in aimed(grid, to_target)] if to_target else grid.advised()
-    scale = {grid.points[place]: aim.epochs.value / grid.points[place].epochs for place, aim in to_target.items()}
-    _, each = predictor.platform.hours
-    choice = decision.choose(points, scale, math.inf if budget is None else budget / each)
-    if choice is None:
-        return []
-    said = [decision.answer(points, choice, scale, predictor.platform.device.name)]
-    said += decision.decision(predictor, choice, scale, price)
-    if not to_target and (caveat := decision.epochs_taken_as_equal([point.strategy for point in points])):
-        said.append(f"  {caveat}; --epochs-to-target states what was measured.")
-    said.append(f"  {decision.interval_words([choice.point])}")
-    platform = predictor.platform
-    if platform.jitter and max(point.workers for point in points) > 1:
-        out = "; --jitter 0 leaves it out" if platform.jitter_source != "--jitter" else ""
-        said.append(f"  Jitter of a step: {100 * platform.jitter:.2g} % ({platform.jitter_source}{out}).")
-    return said
-
-
-def _sentences(
-    predictor: Predictor, grid: Grid, budget: float | None, price: float | None, to_target: dict[int, Target]
-) -> Iterator[str]:
-    from scalebench.pricing import advice
-
-    (hour, each), advised = predictor.platform.hours, grid.advised()
-    if grid.points:
-        yield (
-            "step, epoch, training: times of a worker; exposed, hidden, waiting: seconds of an epoch; hours: "
-            f"worker-hours of the training ({digits(each)} {hour} each)"
-        )
-    for strategy in dict.fromkeys(str(point.strategy) for point in grid.points):
-        points = [point for point in grid.points if str(point.strategy) == strategy]
-        last, bend = points[-1], advice.knee([point for point in points if not point.marked])
-        cost = last.worker_hours * each
-        gain = f"half of its time makes the training {max(last.gains.values()):.2f} times as fast"
-        line = f"{strategy}: at {last.workers:,} workers bound by {last.binds} ({gain}: {_shares(last)}); "
-        line += f"knee at {bend.workers:,} (efficiency {100 * bend.efficiency:.0f} %); " if bend else ""
-        line += f"{digits(cost)} {hour}{' for all epochs' if to_target else ''}"
-        yield line + (f", {digits(cost * price)} at {price:g} each" if price else "") + "."
-        if last.workers > 1:
-            yield from _needs(predictor, last)
-    for crossing in advice.crossovers(predictor, advised):
-        yield f"{crossing.faster} is faster than {crossing.slower} from {crossing.workers:,} workers on."
-    if budget is not None:
-        yield from _best(grid, budget, predictor.platform.hours, to_target)
-    yield from target_sentences(grid, to_target)
-    unfitting: dict[str, list[str]] = {}
-    for point in grid.points:
-        if point.lacking:
-            unfitting.setdefault(point.lacking, []).append(f"{point.strategy} at {point.workers:,}")
-    for text, where in unfitting.items():
-        more = f" and {len(where) - _FEW} more" if len(where) > _FEW else ""
-        yield f"Does not fit: {', '.join(where[:_FEW])}{more}: {text}."
-    if unused := grid.without_effect():
-        yield f"Nothing here reacts to {', '.join(unused)}: half of it shortens no training by 0.1 %."
-    yield from (f"Not predicted: {refusal}." for refusal in grid.refusals)
-
-
-def _shares(point: Point) -> str:
-    """Return `the time follows compute to 61 % and memory bandwidth to 35 %; the rest, 4 %, several at once`."""
-    found = sorted(point.shares.items(), key=lambda each: -each[1])
-    own = [each for each in found if each[0] != "jitter"]  # a part of compute
-    said = f"the time follows {', '.join(f'{name} to {share(part)}' for name, part in own)}"
-    if jitter := point.shares.get("jitter"):
-        said += f" (of compute, jitter is {share(jitter)})"
-    rest = 1 - sum(part for _, part in own)
-    if rest <= -_NAMED_REST:
-        return f"{said}; more than all together, as one waits for another"
-    return f"{said}; the rest, {share(rest)}, to several at once or to none" if rest >= _NAMED_REST else said
-
-
-def _best(grid: Grid, budget: float, unit: tuple[str, float], to_target: dict[int, Target]) -> Iterator[str]:
-    """Say what the `budget` buys: the training, or, where epochs to a target are known, the way to it."""
-    from scalebench.pricing import advice
-
-    hour, each = unit
-    epochs = {grid.points[place]: aim.epochs.value for place, aim in to_target.items()}
-    points = [grid.points[place] for place in aimed(grid, to_target)] if to_target else grid.advised()
-
-    def seconds_of(point: Point) -> float:
-        return float(epochs.get(point, point.epochs) * point.epoch_s)
-
-    if not points:
-        return
-    best, aim = advice.best_within(points, budget / each, seconds_of), " to the target" if epochs else ""
-    if best is not None:
-        cost = advice.hours_of(best, seconds_of) * each
-        where = f"{best.strategy} at {best.workers:,} workers, {seconds(seconds_of(best))}{aim}"
-        yield f"Best for {budget:g} {hour}: {where} for {digits(cost)}."
-        return
-    least = min(advice.hours_of(point, seconds_of) * each for point in points)
-    yield f"No point{aim} costs at most {budget:g} {hour}; the cheapest takes {digits(least)}."
-
-
-def _needs(predictor: Predictor, point: Point) -> Iterator[str]:
-    from scalebench.pricing import advice
-    from scalebench.pricing.validity import outside
-
-    if point.nodes > 1:
-        own = predictor.link_between_nodes(point.strategy)
-        rates = {part: factor * own * 8 / 1e9 for part, factor in advice.bandwidth_for(predictor, point).items()}
-        needed = [
-            f"{100 * part:.0f} % {'with no link' if math.isinf(rate) else digits(rate) + ' Gbit/s'}"
-            for part, rate in rates.items()
-        ]
-        now = digits(own * 8 / 1e9)
-        yield f"  computing a share of the time needs, of a link between nodes: {', '.join(needed)} (it has {now})."
-    if point.efficiency >= 0.8:
-        return
-    ways = []
-    if (batch := advice.batch_for(predictor, point)) is not None:
-        beyond = outside(predictor, point.strategy, point.workers, batch)
-        whose = "of all workers" if predictor.workload.in_all else "a worker"
-        ways.append(f"a batch of {batch:,} {whose}{f' ({beyond[0]})' if beyond else ''}")
-    if (interval := advice.interval_for(predictor, point)) is not None:
-        ways.append(f"{interval[0]}={interval[1]:,}")
-    yield f"  80 % efficiency at {point.workers:,} workers: {' or '.join(ways) or 'no batch or interval holds it'}."
-
-
-def rows_of(
-    predictor: Predictor, grid: Grid, price: float | None, to_target: dict[int, Target]
-) -> list[dict[str, object]]:
-    """Return a row with all columns for each point."""
-    return [_row(predictor, point, price, to_target.get(place)) for place, point in enumerate(grid.points)]
 
 
 def _write(path: Path, rows: list[dict[str, object]]) -> None:
@@ -345,52 +174,3 @@ def _write(path: Path, rows: list[dict[str, object]]) -> None:
         writer = csv.DictWriter(file, list(rows[0]) if rows else ["execution"], lineterminator="\n")
         writer.writeheader()
         writer.writerows(rows)
-
-
-def _row(predictor: Predictor, point: Point, price: float | None, target: Target | None) -> dict[str, object]:
-    from scalebench.measured import Measured
-
-    workload, node = predictor.workload, predictor.platform.cluster.node
-    hour, each = predictor.platform.hours
-    return {
-        "execution": "modelled",
-        "cluster": predictor.platform.cluster.name,
-        "device": predictor.platform.device.source,
-        "model": workload.layers.name,
-        "parameters": workload.layers.parameters,
-        "dtype": workload.precision,
-        "strategy": point.strategy.name,
-        "strategy_options": str(point.strategy),
-        "workers": point.workers,
-        "nodes": point.nodes,
-        "batch_policy": "global" if workload.in_all else "per_worker",
-        "batch_per_worker": point.batch,
-        "batch_global": point.batch_global,
-        "data_parallel": point.mesh.data,
-        "pipeline_parallel": point.mesh.pipeline,
-        "tensor_parallel": point.mesh.tensor,
-        "micro_batches": point.micro_batches,
-        "epochs": workload.epochs,
-        "steps_per_epoch": point.steps,
-        **{name: getattr(point, name) for name in ("step_s", "epoch_s", "train_s", "speedup", "efficiency")},
-        "train_s_low": point.low_s,
-        "train_s_high": point.high_s,
-        "interval_by": str(point.known),
-        **{name: getattr(point, name) for name in ("compute_s", "data_s", "other_s")},
-        "comm_s": point.exposed_s,
-        "hidden_comm_s": point.hidden_s,
-        "wait_s": point.wait_s,
-        "bubble_s": point.bubble_s if point.mesh.pipeline > 1 else "",
-        "bound_by": point.binds,
-        "gain_of_half": max(point.gains.values()),
-        "worker_hours": point.worker_hours,
-        "cost_core_hours": point.worker_hours * node.cores / node.workers_per_node,
-        "cost_gpu_hours": point.worker_hours if hour == "GPU-hours" else "",
-        "price": point.worker_hours * each * price if price else "",
-        **(target.epochs if target else Measured("", "", "")).named("epochs_to_target"),
-        "time_to_target_s": target.epochs.value * point.epoch_s if target else "",
-        "memory_bytes": point.memory.total,
-        **{f"memory_{part}_bytes": getattr(point.memory, part) for part in _MEMORY},
-        "fits": "" if not point.lacking else "no",
-        "outside": "; ".join(filter(None, [*point.outside, target.beyond if target else ""])),
-    }

@@ -7,10 +7,7 @@ from __future__ import annotations
 
 import csv
 import gc
-import math
-from collections.abc import Iterator, Sequence
-from itertools import product
-from operator import itemgetter
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -20,17 +17,10 @@ from scalebench.cli.formats import show_tables
 from scalebench.cli.options import NEW_FILE, NEW_PICTURE, STRATEGY, verbosity_options
 from scalebench.cli.platform_options import parse_strategy, platform_options, predictor_of
 from scalebench.errors import UsageError, writing
-from scalebench.formatting import percent
 
 if TYPE_CHECKING:
-    from scalebench.pricing.prediction import Predictor
-    from scalebench.pricing.what_if import Axis, Plane
-    from scalebench.study.spec import Component
+    from scalebench.predictions.variation import Variation
     from scalebench.tables import Table
-
-_NAMED = 4  # cells
-_COMPARED = 2  # strategies whose times a sentence has; the rows have those of more
-
 
 VARY_WORKERS = 64  # by default
 vary_option = click.option(
@@ -63,17 +53,18 @@ def what_if(
 ) -> int:
     """Say how long a training of MODEL would take with other numbers, as `predict --vary`."""
     gc.disable()  # for a command of seconds: what torch alone makes are 400,000 objects that stay
-    show_variation(*varied_training(model, strategies or ("allreduce",), workers, varied, flags), figure, table)
+    show(varied_training(model, strategies or ("allreduce",), workers, varied, flags), figure, table)
     return 0
 
 
 def varied_training(
     model: str | None, strategies: Sequence[str], workers: int, varied: Sequence[str], flags: dict[str, Any]
-) -> tuple[Predictor, list[Component], list[Plane], int]:
-    """Price the training along the axes `varied`: return what is predicted with, and a plane for each strategy.
+) -> Variation:
+    """Price the training along the axes `varied`.
 
     Nothing is trained: the recorded schedule is priced in every cell, and again with half the time of each component.
     """
+    from scalebench.predictions.variation import Variation
     from scalebench.pricing.what_if import Axis
     from scalebench.pricing.what_if import what_if as price_cells
 
@@ -82,259 +73,31 @@ def varied_training(
     axes = [Axis.parse(text) for text in varied]
     chosen = [parse_strategy(text) for text in strategies]
     predictor = predictor_of(model, flags)
-    return predictor, chosen, [price_cells(predictor, strategy, workers, axes) for strategy in chosen], workers
+    planes = [price_cells(predictor, strategy, workers, axes) for strategy in chosen]
+    return Variation(predictor, chosen, planes, workers)
 
 
-def answer(
-    predictor: Predictor,
-    chosen: Sequence[Component],
-    planes: Sequence[Plane],
-    workers: int,
-    price: float | None = None,
-) -> list[str]:
-    """Return the decision, what changes along the axis and which strategy to take where, if cells are few enough."""
-    from scalebench.pricing.decision import epochs_taken_as_equal
-
-    if planes[0].ends is None:
-        return []
-    along_workers = any(axis.name == "workers" for axis in planes[0].axes)
-    place = "" if along_workers else f"{workers:,} {predictor.platform.device.name}: "
-    said = [place + text for text in _answers(chosen, planes)]
-    if len(planes[0].axes) == 1 and not along_workers and len(planes[0].axes[0].values) <= _NAMED:
-        decision = _decision(predictor, chosen, planes, workers, price)
-        caveat = epochs_taken_as_equal(chosen) if len(chosen) > 1 else ""
-        return [decision, *(said if len(chosen) <= _COMPARED else []), *([f"  {caveat}."] if caveat else [])]
-    return [*said, *([place + _preferred(chosen, planes)] if len(chosen) > 1 else [])]
-
-
-def show_variation(
-    predictor: Predictor,
-    chosen: Sequence[Component],
-    planes: Sequence[Plane],
-    workers: int,
-    figure: Path | None,
-    table: Path | None,
-    price: float | None = None,
-    form: str = "terminal",
+def show(
+    found: Variation, figure: Path | None, table: Path | None, price: float | None = None, form: str = "terminal"
 ) -> None:
     """Print the answer, a row for each of few cells, and sentences; write and draw all cells."""
-    parts: list[Table | str] = []
-    if planes[0].ends is not None:
-        parts += [*answer(predictor, chosen, planes, workers, price), _rows(predictor, chosen, planes)]
-    for strategy, plane in zip(chosen, planes, strict=True):
-        for sentence in plane.remarks() if plane.ends is not None else plane.sentences():  # rows say the others
-            parts.append(f"{strategy}: {sentence}" if len(chosen) > 1 else sentence)
-    show_tables(form, *parts)
+    parts: list[Table | str] = [*found.answer(price), found.table()] if found.is_priced_in_few_cells else []
+    show_tables(form, *parts, *found.remarks())
     if table is not None:
-        _write(table, cell_rows(chosen, planes))
+        _write(table, found.rows())
     if figure is not None:
-        _draw(figure, predictor, {str(name): plane for name, plane in zip(chosen, planes, strict=True)}, workers)
+        _draw(figure, found)
 
 
-def _draw(path: Path, predictor: Predictor, planes: dict[str, Plane], workers: int) -> None:
+def _draw(path: Path, found: Variation) -> None:
     from scalebench.figures.what_if import draw_what_if
 
+    planes = {str(name): plane for name, plane in zip(found.strategies, found.planes, strict=True)}
     (one, *others), names = planes.values(), list(planes)
     by = "" if others else f" by {names[0]}"
-    place = "" if any(axis.name == "workers" for axis in one.axes) else f" at {workers:,} workers"
-    what = f"{predictor.training}{by}{place}, where nothing else is said"
-    draw_what_if(path, planes, f"{what}; {predictor.platform.device.source}")
-
-
-def _answers(strategies: Sequence[Component], planes: Sequence[Plane]) -> Iterator[str]:
-    """Yield how the last value of an axis differs from its first, or where the least time is."""
-    from scalebench.pricing.decision import CLEARLY, seconds_span
-
-    axes = planes[0].axes
-    if len(axes) == 1 and len(axes[0].values) > 1:
-        axis, parts, most_of_all = axes[0], [], 0.0
-        only_at_an_end: list[str] = []
-        for strategy, plane in zip(strategies, planes, strict=True):
-            assert plane.low is not None
-            assert plane.high is not None
-            centre = plane.train_s[:, 0]
-            changes = _changes(plane, plane, -1)
-            most_of_all = max(most_of_all, *map(abs, changes))
-            if abs(changes[0]) < CLEARLY <= max(map(abs, changes)):
-                only_at_an_end.append(str(strategy))
-            spans = [seconds_span(centre[n], plane.low[n, 0], plane.high[n, 0]) for n in (-1, 0)]
-            band = f"{percent(min(changes)).removesuffix(' %')} to {percent(max(changes))} over the interval"
-            parts.append(f"{strategy} {spans[0]} instead of {spans[1]}, {percent(changes[0])} ({band})")
-        verdict = "" if most_of_all >= CLEARLY else "; no difference to speak of"
-        if only_at_an_end:
-            verdict = f"; more than a tenth for {' and '.join(only_at_an_end)} at an end of the interval only"
-        yield f"{axis.at(axis.values[-1])} instead of {axis.text(axis.values[0])}: {'; '.join(parts)}{verdict}."
-    elif len(strategies) == 1:
-        (plane,) = planes
-        assert plane.low is not None
-        assert plane.high is not None
-        cell = plane.least()
-        span = seconds_span(*(float(times[cell]) for times in (plane.train_s, plane.low, plane.high)))
-        yield f"the least time of {strategies[0]} is {span}, at {plane.where(cell)}."
-
-
-def _decision(
-    predictor: Predictor,
-    strategies: Sequence[Component],
-    planes: Sequence[Plane],
-    workers: int,
-    price: float | None,
-) -> str:
-    """Return what to take at the first value of an axis, on how many nodes, for how much, and what another changes."""
-    from scalebench.pricing.decision import averages_gradients, hours_span, preferred, seconds_span
-
-    axis, node = planes[0].axes[0], predictor.platform.cluster.node
-    nodes = -(-workers // node.workers_per_node)
-    hour, each = predictor.platform.hours
-
-    def best(place: int) -> int:
-        return preferred(strategies, [float(plane.train_s[place, 0]) for plane in planes])
-
-    def times(strategy: int, place: int) -> tuple[float, float, float]:
-        plane = planes[strategy]
-        assert plane.low is not None
-        assert plane.high is not None
-        return float(plane.train_s[place, 0]), float(plane.low[place, 0]), float(plane.high[place, 0])
-
-    first = best(0)
-    said = f"Decision: {strategies[first]} on {nodes:,} node{'s' * (nodes > 1)} ({workers:,} workers) with "
-    said += f"{axis.at(axis.values[0])}: {seconds_span(*times(first, 0))} for "
-    said += hours_span(times(first, 0), workers * each, hour, price)
-    for place in range(1, len(axis.values)):
-        taken = best(place)
-        own = "the same" if taken == first else f"{strategies[taken]}, which averages gradients and takes hardly longer"
-        if taken != first and not averages_gradients(strategies[taken]):
-            own = f"{strategies[taken]} instead"
-        changes = _changes(planes[taken], planes[taken], place)
-        band = f"{percent(min(changes)).removesuffix(' %')} to {percent(max(changes))} over the interval"
-        said += f"; with {axis.text(axis.values[place])} {own}, {seconds_span(*times(taken, place))} for "
-        said += f"{hours_span(times(taken, place), workers * each, hour, price)}, {percent(changes[0])} ({band})"
-        said += " of its own time with the first" * (taken != first)
-    return said + _at_ends(strategies, planes)
-
-
-def _changes(plane: Plane, base: Plane, place: int) -> list[float]:
-    """Return the change of a cell's time against that of the first cell of `base`: as predicted, and at each end."""
-    assert plane.ends is not None
-    assert base.ends is not None
-    change = float(plane.train_s[place, 0] / base.train_s[0, 0]) - 1
-    return [change, *(plane.ends[place, 0] / base.ends[0, 0] - 1).tolist()]
-
-
-def _at_ends(strategies: Sequence[Component], planes: Sequence[Plane]) -> str:
-    """Return in which cells an end of the interval says another strategy."""
-    from scalebench.pricing.decision import preferred
-    from scalebench.pricing.uncertainty import ENDS, ends_in_words
-
-    if len(strategies) == 1:
-        return "."
-    axes = planes[0].axes
-    cells = list(product(*(axis.values for axis in axes)))
-    others: dict[tuple[str, str], list[str]] = {}  # strategy, end of the interval -> cells
-    for place, values in enumerate(cells):
-        row, column = divmod(place, planes[0].train_s.shape[1])
-        name = strategies[preferred(strategies, [float(plane.train_s[row, column]) for plane in planes])]
-        for end, words in enumerate(ENDS):
-            seconds = [float(plane.ends[row, column, end]) for plane in planes if plane.ends is not None]
-            other = strategies[preferred(strategies, seconds)]
-            if other is not name:
-                others.setdefault((str(other), words), []).append(_cell(axes, values))
-    if not others:
-        return "; the strategy is the same at both ends of the interval."
-    alike: dict[tuple[str, str], list[str]] = {}  # strategy, its cells -> ends of the interval
-    for (name_of, words), own in others.items():
-        alike.setdefault((name_of, _where(own, len(cells))), []).append(words)
-    ends = "; ".join(f"{name_of} {where} with {ends_in_words(words)}" for (name_of, where), words in alike.items())
-    return f"; not at both ends of the interval: {ends}."
-
-
-def _preferred(strategies: Sequence[Component], planes: Sequence[Plane]) -> str:
-    """Return which strategy to take in which cells, and where an end of the interval says another one."""
-    from scalebench.pricing.decision import preferred
-
-    axes = planes[0].axes
-    cells = list(product(*(axis.values for axis in axes)))
-    best: dict[str, list[str]] = {}
-    for place, values in enumerate(cells):
-        row, column = divmod(place, planes[0].train_s.shape[1])
-        name = str(strategies[preferred(strategies, [float(plane.train_s[row, column]) for plane in planes])])
-        best.setdefault(name, []).append(_cell(axes, values))
-    said = "to take (the fastest; one that averages gradients if it takes hardly longer): "
-    said += "; ".join(f"{name} {_where(own, len(cells))}" for name, own in best.items())
-    return said + _at_ends(strategies, planes)
-
-
-def _cell(axes: Sequence[Axis], values: Sequence[float]) -> str:
-    return ", ".join(axis.at(value) for axis, value in zip(axes, values, strict=True))
-
-
-def _where(cells: Sequence[str], of: int) -> str:
-    if len(cells) == of:
-        return "in both cells" if of == 2 else "in every cell"
-    more = f" and {len(cells) - _NAMED} more" if len(cells) > _NAMED else ""
-    return f"at {'; '.join(cells[:_NAMED])}{more}"
-
-
-def _rows(predictor: Predictor, strategies: Sequence[Component], planes: Sequence[Plane]) -> Table:
-    from scalebench.measured import Measured
-    from scalebench.pricing.decision import SPAN
-    from scalebench.tables.table import CHANGE, SHARE, Column, Table, fields, text
-
-    axes, rows = planes[0].axes, []
-    for strategy, plane in zip(strategies, planes, strict=True):
-        assert plane.low is not None
-        assert plane.high is not None
-        first = float(plane.train_s.flat[0])
-        for place, values in enumerate(product(*(axis.values for axis in axes))):
-            time = float(plane.train_s.flat[place])
-            rows.append(
-                {
-                    "strategy": str(strategy),
-                    **{axis.name: axis.text(value) for axis, value in zip(axes, values, strict=True)},
-                    "training": Measured(time, float(plane.low.flat[place]), float(plane.high.flat[place])),
-                    "difference": math.nan if place == 0 else time / first - 1,
-                    "efficiency": Measured(float(plane.efficiency.flat[place])),
-                    "outside": "*" * bool(plane.marked.flat[place]),
-                    "bound by": plane.components[plane.bound.flat[place]],
-                }
-            )
-    columns: list[Column[Any]] = [
-        Column("strategy", text("strategy"), shared=True),
-        *(Column(axis.name, text(axis.name)) for axis in axes),
-        Column("training", itemgetter("training"), SPAN),
-        Column("difference", fields("difference"), CHANGE),
-        Column("efficiency", itemgetter("efficiency"), SHARE, mark=itemgetter("outside")),
-        Column("bound by", text("bound by"), left=True),
-    ]
-    title = f"modelled ({predictor.platform.device.source}): {predictor.training}"
-    marked = any(plane.marked.any() for plane in planes)
-    notes = ["* outside what the inputs are known to hold for, or too large: below"] if marked else []
-    return Table.of(title, columns, rows, ["difference: to the first row of the strategy", *notes])
-
-
-def cell_rows(strategies: Sequence[Component], planes: Sequence[Plane]) -> list[dict[str, object]]:
-    """Return a row with all columns for each cell."""
-    axes = planes[0].axes
-    names = [axis.name.replace("-", "_") + ("_gbit_per_s" if axis.unit == "Gbit/s" else "") for axis in axes]
-    rows: list[dict[str, object]] = []
-    for strategy, plane in zip(strategies, planes, strict=True):
-        for place, values in enumerate(product(*(axis.values for axis in axes))):
-            rows.append(
-                {
-                    "execution": "modelled",
-                    "strategy": str(strategy),
-                    **dict(zip(names, values, strict=True)),
-                    "train_s": plane.train_s.flat[place],
-                    "train_s_low": "" if plane.low is None else plane.low.flat[place],
-                    "train_s_high": "" if plane.high is None else plane.high.flat[place],
-                    "samples_per_s": plane.throughput.flat[place],
-                    "efficiency": plane.efficiency.flat[place],
-                    "bound_by": plane.components[plane.bound.flat[place]],
-                    "fits": "no" if plane.lacking.flat[place] else "",
-                    "outside": plane.outside.flat[place],
-                }
-            )
-    return rows
+    place = "" if any(axis.name == "workers" for axis in one.axes) else f" at {found.workers:,} workers"
+    what = f"{found.predictor.training}{by}{place}, where nothing else is said"
+    draw_what_if(path, planes, f"{what}; {found.predictor.platform.device.source}")
 
 
 def _write(path: Path, rows: Sequence[dict[str, object]]) -> None:

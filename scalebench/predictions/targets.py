@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
-from scalebench.cli.options import completed_study
 from scalebench.errors import ResultsError, UsageError
 from scalebench.formatting import digits, seconds
 
@@ -27,28 +26,34 @@ class Target(NamedTuple):
     beyond: str
 
 
-def read_laws(said: str) -> tuple[dict[str, SeriesLaw], str]:
-    """Return the law `E0,B_CRIT`, or those fitted to a study or a file, by the strategy's label, and what was fitted.
+def stated_law(said: str) -> dict[str, SeriesLaw]:
+    """Return the law `E0,B_CRIT` of any strategy."""
+    from scalebench.analysis.epochs_to_target import EpochsLaw, SeriesLaw
 
-    An empty label is any strategy's.
-    """
+    try:
+        at_zero, critical = map(float, said.split(","))
+    except ValueError:
+        raise UsageError(f"--epochs-to-target: expected E0,B_CRIT, a study or a file.csv, got {said!r}") from None
+    return {"": SeriesLaw("", "", "", EpochsLaw(at_zero, critical), 0, math.inf)}
+
+
+def law_of_file(path: Path) -> dict[str, SeriesLaw]:
+    """Return the law of any strategy that is fitted to a file of batches and epochs."""
+    from scalebench.analysis.epochs_to_target import read_law
+
+    return {"": read_law(path)}
+
+
+def laws_of_study(folder: Path) -> tuple[dict[str, SeriesLaw], str]:
+    """Return the laws fitted to the runs of a study, by the strategy's label, and what was trained there."""
     from scalebench.analysis import load
-    from scalebench.analysis.epochs_to_target import EpochsLaw, SeriesLaw, critical_batches, read_law
+    from scalebench.analysis.epochs_to_target import critical_batches
 
-    path = Path(said)
-    if not path.exists() and path.suffix != ".csv":
-        try:
-            at_zero, critical = map(float, said.split(","))
-        except ValueError:
-            raise UsageError(f"--epochs-to-target: expected E0,B_CRIT, a study or a file.csv, got {said!r}") from None
-        return {"": SeriesLaw("", "", "", EpochsLaw(at_zero, critical), 0, math.inf)}, ""
-    if path.suffix == ".csv":
-        return {"": read_law(path)}, said
-    results = load(completed_study(path))
+    results = load(folder)
     fitted = critical_batches(results)
     if not fitted:
         raise ResultsError(
-            f"{path}: no strategy reached the target in every run at 3 or more global batches; state "
+            f"{folder}: no strategy reached the target in every run at 3 or more global batches; state "
             "--epochs-to-target E0,B_CRIT"
         )
     run = results.completed.iloc[-1]
@@ -57,7 +62,10 @@ def read_laws(said: str) -> tuple[dict[str, SeriesLaw], str]:
 
 
 def targets_of(grid: Grid, laws: dict[str, SeriesLaw], source: str) -> dict[int, Target]:
-    """Return the epochs to target of the points whose strategy has a law, by their place."""
+    """Return the epochs to target of the points whose strategy has a law, by their place.
+
+    An empty label is any strategy's; `source` names what the laws were fitted to.
+    """
     from scalebench.pricing.decision import averages_gradients
 
     found = {}
@@ -77,13 +85,13 @@ def targets_of(grid: Grid, laws: dict[str, SeriesLaw], source: str) -> dict[int,
     return found
 
 
-def aimed(grid: Grid, to_target: dict[int, Target]) -> list[int]:
+def aimed(grid: Grid, to_target: Mapping[int, Target]) -> list[int]:
     """Return the places of the points to choose from: of the advised ones those whose epochs are known to hold."""
     advised = [place for place in to_target if grid.points[place] in grid.advised()] or list(to_target)
     return [place for place in advised if not to_target[place].beyond] or advised
 
 
-def target_sentences(grid: Grid, to_target: dict[int, Target]) -> Iterator[str]:
+def target_sentences(grid: Grid, to_target: Mapping[int, Target]) -> Iterator[str]:
     """Yield the point that reaches the target first, and the laws."""
     if not to_target:
         return

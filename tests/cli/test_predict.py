@@ -10,8 +10,8 @@ import yaml
 from click.testing import CliRunner
 
 from scalebench.cli.main import main
-from scalebench.cli.predict import _shares
 from scalebench.errors import UsageError
+from scalebench.predictions.points import _shares
 from tests.analysis.conftest import study  # noqa: F401
 from tests.analysis.test_critical_batch import COUNTS, aimed, law
 

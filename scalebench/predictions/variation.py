@@ -1,0 +1,250 @@
+"""One number of a prediction varied, or two: the answer in words, their table, and rows with all columns."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import product
+from operator import itemgetter
+from typing import TYPE_CHECKING, Any
+
+from scalebench.formatting import percent
+from scalebench.measured import Measured
+from scalebench.pricing.decision import (
+    CLEARLY,
+    SPAN,
+    averages_gradients,
+    epochs_taken_as_equal,
+    hours_span,
+    preferred,
+    seconds_span,
+)
+from scalebench.pricing.uncertainty import ENDS, ends_in_words
+from scalebench.tables.table import CHANGE, SHARE, Column, Table, fields, text
+
+if TYPE_CHECKING:
+    from scalebench.pricing.prediction import Predictor
+    from scalebench.pricing.what_if import Axis, Plane
+    from scalebench.study.spec import Component
+
+_NAMED = 4  # cells
+_COMPARED = 2  # strategies whose times a sentence has; the rows have those of more
+
+
+@dataclass(frozen=True)
+class Variation:
+    """What is predicted with, and the cells of each strategy, at `workers` where that is not an axis."""
+
+    predictor: Predictor
+    strategies: Sequence[Component]
+    planes: Sequence[Plane]
+    workers: int
+
+    def answer(self, price: float | None = None) -> list[str]:
+        """Return the decision, what changes along the axis and which strategy to take where; nothing of many cells."""
+        chosen, planes, workers = self.strategies, self.planes, self.workers
+        if planes[0].ends is None:
+            return []
+        along_workers = any(axis.name == "workers" for axis in planes[0].axes)
+        place = "" if along_workers else f"{workers:,} {self.predictor.platform.device.name}: "
+        said = [place + text for text in _answers(chosen, planes)]
+        if len(planes[0].axes) == 1 and not along_workers and len(planes[0].axes[0].values) <= _NAMED:
+            decision = _decision(self.predictor, chosen, planes, workers, price)
+            caveat = epochs_taken_as_equal(chosen) if len(chosen) > 1 else ""
+            return [decision, *(said if len(chosen) <= _COMPARED else []), *([f"  {caveat}."] if caveat else [])]
+        return [*said, *([place + _preferred(chosen, planes)] if len(chosen) > 1 else [])]
+
+    @property
+    def is_priced_in_few_cells(self) -> bool:
+        """Whether cells are few enough for rows, and have their times at the ends of the intervals."""
+        return self.planes[0].ends is not None
+
+    def remarks(self) -> Iterator[str]:
+        """Yield what rows do not say of each strategy; everything where cells are too many for rows."""
+        for strategy, plane in zip(self.strategies, self.planes, strict=True):
+            for sentence in plane.remarks() if self.is_priced_in_few_cells else plane.sentences():
+                yield f"{strategy}: {sentence}" if len(self.planes) > 1 else sentence
+
+    def table(self) -> Table:
+        """Return a table with a row for each strategy and cell."""
+        strategies, planes, platform = self.strategies, self.planes, self.predictor.platform
+        axes, rows = planes[0].axes, []
+        for strategy, plane in zip(strategies, planes, strict=True):
+            assert plane.low is not None
+            assert plane.high is not None
+            first = float(plane.train_s.flat[0])
+            for place, values in enumerate(product(*(axis.values for axis in axes))):
+                time = float(plane.train_s.flat[place])
+                rows.append(
+                    {
+                        "strategy": str(strategy),
+                        **{axis.name: axis.text(value) for axis, value in zip(axes, values, strict=True)},
+                        "training": Measured(time, float(plane.low.flat[place]), float(plane.high.flat[place])),
+                        "difference": math.nan if place == 0 else time / first - 1,
+                        "efficiency": Measured(float(plane.efficiency.flat[place])),
+                        "outside": "*" * bool(plane.marked.flat[place]),
+                        "bound by": plane.components[plane.bound.flat[place]],
+                    }
+                )
+        columns: list[Column[Any]] = [
+            Column("strategy", text("strategy"), shared=True),
+            *(Column(axis.name, text(axis.name)) for axis in axes),
+            Column("training", itemgetter("training"), SPAN),
+            Column("difference", fields("difference"), CHANGE),
+            Column("efficiency", itemgetter("efficiency"), SHARE, mark=itemgetter("outside")),
+            Column("bound by", text("bound by"), left=True),
+        ]
+        title = f"modelled ({platform.device.source}): {self.predictor.training}"
+        marked = any(plane.marked.any() for plane in planes)
+        notes = ["* outside what the inputs are known to hold for, or too large: below"] if marked else []
+        return Table.of(title, columns, rows, ["difference: to the first row of the strategy", *notes])
+
+    def rows(self) -> list[dict[str, object]]:
+        """Return a row with all columns for each cell."""
+        axes = self.planes[0].axes
+        names = [axis.name.replace("-", "_") + ("_gbit_per_s" if axis.unit == "Gbit/s" else "") for axis in axes]
+        rows: list[dict[str, object]] = []
+        for strategy, plane in zip(self.strategies, self.planes, strict=True):
+            for place, values in enumerate(product(*(axis.values for axis in axes))):
+                rows.append(
+                    {
+                        "execution": "modelled",
+                        "strategy": str(strategy),
+                        **dict(zip(names, values, strict=True)),
+                        "train_s": plane.train_s.flat[place],
+                        "train_s_low": "" if plane.low is None else plane.low.flat[place],
+                        "train_s_high": "" if plane.high is None else plane.high.flat[place],
+                        "samples_per_s": plane.throughput.flat[place],
+                        "efficiency": plane.efficiency.flat[place],
+                        "bound_by": plane.components[plane.bound.flat[place]],
+                        "fits": "no" if plane.lacking.flat[place] else "",
+                        "outside": plane.outside.flat[place],
+                    }
+                )
+        return rows
+
+
+def _answers(strategies: Sequence[Component], planes: Sequence[Plane]) -> Iterator[str]:
+    """Yield how the last value of an axis differs from its first, or where the least time is."""
+    axes = planes[0].axes
+    if len(axes) == 1 and len(axes[0].values) > 1:
+        axis, parts, most_of_all = axes[0], [], 0.0
+        only_at_an_end: list[str] = []
+        for strategy, plane in zip(strategies, planes, strict=True):
+            assert plane.low is not None
+            assert plane.high is not None
+            centre = plane.train_s[:, 0]
+            changes = _changes(plane, plane, -1)
+            most_of_all = max(most_of_all, *map(abs, changes))
+            if abs(changes[0]) < CLEARLY <= max(map(abs, changes)):
+                only_at_an_end.append(str(strategy))
+            spans = [seconds_span(centre[n], plane.low[n, 0], plane.high[n, 0]) for n in (-1, 0)]
+            band = f"{percent(min(changes)).removesuffix(' %')} to {percent(max(changes))} over the interval"
+            parts.append(f"{strategy} {spans[0]} instead of {spans[1]}, {percent(changes[0])} ({band})")
+        verdict = "" if most_of_all >= CLEARLY else "; no difference to speak of"
+        if only_at_an_end:
+            verdict = f"; more than a tenth for {' and '.join(only_at_an_end)} at an end of the interval only"
+        yield f"{axis.at(axis.values[-1])} instead of {axis.text(axis.values[0])}: {'; '.join(parts)}{verdict}."
+    elif len(strategies) == 1:
+        (plane,) = planes
+        assert plane.low is not None
+        assert plane.high is not None
+        cell = plane.least()
+        span = seconds_span(*(float(times[cell]) for times in (plane.train_s, plane.low, plane.high)))
+        yield f"the least time of {strategies[0]} is {span}, at {plane.where(cell)}."
+
+
+def _decision(
+    predictor: Predictor,
+    strategies: Sequence[Component],
+    planes: Sequence[Plane],
+    workers: int,
+    price: float | None,
+) -> str:
+    """Return what to take at the first value of an axis, on how many nodes, for how much, and what another changes."""
+    axis, node = planes[0].axes[0], predictor.platform.cluster.node
+    nodes = -(-workers // node.workers_per_node)
+    hour, each = predictor.platform.hours
+
+    def best(place: int) -> int:
+        return preferred(strategies, [float(plane.train_s[place, 0]) for plane in planes])
+
+    def times(strategy: int, place: int) -> tuple[float, float, float]:
+        plane = planes[strategy]
+        assert plane.low is not None
+        assert plane.high is not None
+        return float(plane.train_s[place, 0]), float(plane.low[place, 0]), float(plane.high[place, 0])
+
+    first = best(0)
+    said = f"Decision: {strategies[first]} on {nodes:,} node{'s' * (nodes > 1)} ({workers:,} workers) with "
+    said += f"{axis.at(axis.values[0])}: {seconds_span(*times(first, 0))} for "
+    said += hours_span(times(first, 0), workers * each, hour, price)
+    for place in range(1, len(axis.values)):
+        taken = best(place)
+        own = "the same" if taken == first else f"{strategies[taken]}, which averages gradients and takes hardly longer"
+        if taken != first and not averages_gradients(strategies[taken]):
+            own = f"{strategies[taken]} instead"
+        changes = _changes(planes[taken], planes[taken], place)
+        band = f"{percent(min(changes)).removesuffix(' %')} to {percent(max(changes))} over the interval"
+        said += f"; with {axis.text(axis.values[place])} {own}, {seconds_span(*times(taken, place))} for "
+        said += f"{hours_span(times(taken, place), workers * each, hour, price)}, {percent(changes[0])} ({band})"
+        said += " of its own time with the first" * (taken != first)
+    return said + _at_ends(strategies, planes)
+
+
+def _changes(plane: Plane, base: Plane, place: int) -> list[float]:
+    """Return the change of a cell's time against that of the first cell of `base`: as predicted, and at each end."""
+    assert plane.ends is not None
+    assert base.ends is not None
+    change = float(plane.train_s[place, 0] / base.train_s[0, 0]) - 1
+    return [change, *(plane.ends[place, 0] / base.ends[0, 0] - 1).tolist()]
+
+
+def _at_ends(strategies: Sequence[Component], planes: Sequence[Plane]) -> str:
+    """Return in which cells an end of the interval says another strategy."""
+    if len(strategies) == 1:
+        return "."
+    axes = planes[0].axes
+    cells = list(product(*(axis.values for axis in axes)))
+    others: dict[tuple[str, str], list[str]] = {}  # strategy, end of the interval -> cells
+    for place, values in enumerate(cells):
+        row, column = divmod(place, planes[0].train_s.shape[1])
+        name = strategies[preferred(strategies, [float(plane.train_s[row, column]) for plane in planes])]
+        for end, words in enumerate(ENDS):
+            seconds = [float(plane.ends[row, column, end]) for plane in planes if plane.ends is not None]
+            other = strategies[preferred(strategies, seconds)]
+            if other is not name:
+                others.setdefault((str(other), words), []).append(_cell(axes, values))
+    if not others:
+        return "; the strategy is the same at both ends of the interval."
+    alike: dict[tuple[str, str], list[str]] = {}  # strategy, its cells -> ends of the interval
+    for (name_of, words), own in others.items():
+        alike.setdefault((name_of, _where(own, len(cells))), []).append(words)
+    ends = "; ".join(f"{name_of} {where} with {ends_in_words(words)}" for (name_of, where), words in alike.items())
+    return f"; not at both ends of the interval: {ends}."
+
+
+def _preferred(strategies: Sequence[Component], planes: Sequence[Plane]) -> str:
+    """Return which strategy to take in which cells, and where an end of the interval says another one."""
+    axes = planes[0].axes
+    cells = list(product(*(axis.values for axis in axes)))
+    best: dict[str, list[str]] = {}
+    for place, values in enumerate(cells):
+        row, column = divmod(place, planes[0].train_s.shape[1])
+        name = str(strategies[preferred(strategies, [float(plane.train_s[row, column]) for plane in planes])])
+        best.setdefault(name, []).append(_cell(axes, values))
+    said = "to take (the fastest; one that averages gradients if it takes hardly longer): "
+    said += "; ".join(f"{name} {_where(own, len(cells))}" for name, own in best.items())
+    return said + _at_ends(strategies, planes)
+
+
+def _cell(axes: Sequence[Axis], values: Sequence[float]) -> str:
+    return ", ".join(axis.at(value) for axis, value in zip(axes, values, strict=True))
+
+
+def _where(cells: Sequence[str], of: int) -> str:
+    if len(cells) == of:
+        return "in both cells" if of == 2 else "in every cell"
+    more = f" and {len(cells) - _NAMED} more" if len(cells) > _NAMED else ""
+    return f"at {'; '.join(cells[:_NAMED])}{more}"
