@@ -2,41 +2,28 @@
 
 from __future__ import annotations
 
-import math
-from functools import partial
+from typing import Any
 
 import numpy as np
 import pandas as pd
 from numpy.typing import ArrayLike, NDArray
 
-from scalebench.analysis.environment import states_steps
-from scalebench.analysis.intervals import (
-    LEVEL,
-    METRIC_FROM,
-    METRIC_RANGE,
-    SAME_METRIC,
-    Part,
-    half_width,
-    interval_name,
-    level_of,
-    mean_interval,
-    median_interval,
-    t_quantile,
-)
-from scalebench.analysis.loading import Results, cached, cells_in, is_representative
-from scalebench.analysis.native_check import error_name, error_of_times
-from scalebench.analysis.rounds import MEASURED, trained
-from scalebench.analysis.rounds import timed as timed
+from scalebench.analysis.intervals import LEVEL, mean_interval, median_time, metric_interval
+from scalebench.analysis.loading import Results, cached, is_representative, table_by_cell
+from scalebench.analysis.pairing import Comparer
+from scalebench.analysis.rounds import MEASURED, CellRuns, runs_by_cell, spread, timed, trained
 from scalebench.analysis.time_to_target import times_to_target
-from scalebench.formatting import is_interval
 from scalebench.measured import Measured
-from scalebench.study.cell import CELL
+from scalebench.study.cell import BATCH, CELL
 from scalebench.study.choices import PER_BATCH
 from scalebench.study.spec import SIMULATED
 from scalebench.system.background_load import SHARE
 
 SPLIT = ["compute_s", "comm_s", "wait_s", "data_s", "other_s"]
 COST = ["cost_core_hours", "cost_gpu_hours", "energy_j"]
+_MEANS = [*SPLIT, *COST]
+_MEASURED = ["oversubscribed", "disturbed", "n", "train_s", "low_s", "high_s", "median_s", "mean_s", "q1_s", "q3_s"]
+_MEASURED += ["median_low_s", "median_high_s", "spread", "metric", "metric_low", "metric_high"]
 _TARGET = ["target_metric", "n_aimed", "n_reached", "time_to_target_s", "target_low_s", "target_high_s"]
 _TARGET += ["target_interval", "epochs_to_target"]
 _SHARED = ["strategy", "cluster", "scaling", "batch_policy", "steps_per_epoch", "n_train", "metric_name", "syncs"]
@@ -57,56 +44,37 @@ def cells(results: Results) -> pd.DataFrame:
     Seconds by task and costs are means, empty where one repetition lacks them. Times and costs are of the `n` runs of
     `timed`, metrics of all.
     """
-    runs = trained(results)[[*CELL, *_SHARED, "oversubscribed", "disturbed", "train_s", "final_metric", *SPLIT, *COST]]
-    counts = runs.index.isin(timed(results).index)
-    runs = runs.assign(log=runs["train_s"].map(math.log))
-    runs.loc[~counts, ["train_s", "log", *SPLIT, *COST]] = math.nan
-    groups = runs.groupby(CELL, dropna=False, sort=False)
-    table = groups[_SHARED].first()
-    table["oversubscribed"] = groups["oversubscribed"].any()
-    table["disturbed"] = groups["disturbed"].all()
-    table["n"] = groups["log"].count()
-    virtual = table.index.get_level_values("execution").isin(SIMULATED)
-    error, level = error_of_times(results) if virtual.any() else None, level_of(results.study, table["n"])
-    mean, deviation = groups["log"].mean(), groups["log"].std()
-    # The spread of virtual times is not divided by n: intervals.calibration_interval.
-    parts = [Part(deviation**2 * (1 / table["n"] + virtual), table["n"] - 1)]
-    if error:
-        of_labels = [error.own(label) for label in table.index.get_level_values("label")]
-        variance, freedom = np.array([(part.variance, part.freedom) for part in of_labels]).T
-        parts.append(Part(np.where(virtual, variance, 0.0), np.where(virtual, freedom, table["n"] - 1)))
-    half = half_width(parts, level)
-    table["train_s"], table["low_s"], table["high_s"] = np.exp(mean), np.exp(mean - half), np.exp(mean + half)
-    table["median_s"], table["mean_s"] = groups["train_s"].median(), groups["train_s"].mean()
-    table["q1_s"], table["q3_s"] = groups["train_s"].quantile(0.25), groups["train_s"].quantile(0.75)
-    medians = [median_interval(own.dropna()) for _, own in groups["log"]]
-    for end in ("low", "high"):
-        bounds = np.exp(np.array([getattr(found, end) for found in medians], dtype=float))
-        table[f"median_{end}_s"] = np.where(virtual, math.nan, bounds)
-    table["spread"] = np.sqrt(np.expm1(deviation**2))
-    metric = groups["final_metric"]
-    table["metric"] = metric.mean()
-    known = (metric.max() - metric.min() > SAME_METRIC) & (metric.count() >= METRIC_FROM)  # as `metric_interval`
-    half = metric.std().where(known) / np.sqrt(metric.count()) * t_quantile(metric.count() - 1)
-    ends = [METRIC_RANGE.get(name, (-math.inf, math.inf)) for name in table["metric_name"]]
-    least, most = np.array(ends, dtype=float).reshape(-1, 2).T
-    table["metric_low"] = (table["metric"] - half).clip(lower=least)
-    table["metric_high"] = (table["metric"] + half).clip(upper=most)
-    measured = groups[SPLIT + COST].count().eq(table["n"], axis=0)
-    table[SPLIT + COST] = groups[SPLIT + COST].mean().where(measured)
-    table = table.reset_index().merge(times_to_target(results)[[*CELL, *_TARGET]], on=CELL, how="left")
-    named = partial(interval_name, error=error_name(error), stated=states_steps(results))
-    table["interval"] = [
-        named(kind, varies=is_interval(low, high)) if math.isfinite(low) else ""
-        for kind, low, high in zip(table["execution"], table["low_s"], table["high_s"], strict=True)
-    ]
-    return _in_order(table)
+    comparer = Comparer(results)
+    found = sorted(runs_by_cell(results), key=lambda cell: cell.at.sort_key)
+    table = table_by_cell([_row(cell, comparer) for cell in found], [*CELL, *_MEASURED, "interval"])
+    every, counted = (of(results).groupby(CELL, dropna=False) for of in (trained, timed))
+    means = counted[_MEANS].mean().where(counted[_MEANS].count().eq(counted.size(), axis=0))
+    table = table.merge(every[_SHARED].first().join(means).reset_index(), on=CELL)
+    table = table.merge(times_to_target(results)[[*CELL, *_TARGET]], on=CELL, how="left")
+    return table[[*CELL, *_SHARED, *_MEASURED, *_MEANS, *_TARGET, "interval"]]
 
 
-def _in_order(table: pd.DataFrame) -> pd.DataFrame:
-    found = cells_in(table)
-    order = sorted(range(len(found)), key=lambda row: found[row].sort_key)
-    return table.iloc[order].reset_index(drop=True)
+def _row(cell: CellRuns, comparer: Comparer) -> dict[str, Any]:
+    """The numbers of a cell, under CELL and _MEASURED."""
+    seconds = list(cell.seconds.values())
+    time, median = comparer.time(cell, 0), median_time(seconds)
+    if cell.execution not in MEASURED:
+        median = Measured(median.value)
+    low, high = np.quantile(seconds, [0.25, 0.75])
+    return {
+        **cell.at._asdict(),
+        "oversubscribed": cell.oversubscribed,
+        "disturbed": cell.disturbed,
+        "n": len(seconds),
+        **time.named("train_s", "low_s", "high_s"),
+        "mean_s": float(np.mean(seconds)),
+        "q1_s": low,
+        "q3_s": high,
+        **median.named("median_s", "median_low_s", "median_high_s"),
+        "spread": spread(np.log(seconds)),
+        **metric_interval(list(cell.metrics.values()), cell.metric_name).named("metric"),
+        "interval": time.kind,
+    }
 
 
 def chosen_strategies(results: Results) -> set[str]:
@@ -152,7 +120,7 @@ def communication_shares(results: Results, level: float = LEVEL) -> pd.DataFrame
         rows.append(row)
     columns = [*CELL, *(f"{share}{end}" for share in SHARES for end in ("", "_low", "_high"))]
     shares = pd.DataFrame(rows).reindex(columns=columns)
-    return cells(results).merge(shares.astype(dict.fromkeys(CELL[-2:], "Int64")), on=CELL)
+    return cells(results).merge(shares.astype(dict.fromkeys(BATCH, "Int64")), on=CELL)
 
 
 COSTS = {"time": "train_s", "core-hours": "core_hours", "memory": "peak_mib"}

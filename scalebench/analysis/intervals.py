@@ -69,18 +69,31 @@ def mean_interval(values: ArrayLike, level: float = LEVEL) -> Measured:
     return _around(_mean(x), half_width([of_mean(x)], level), x.shape[-1])
 
 
-def metric_interval(values: ArrayLike) -> Measured:
-    """`mean_interval` from METRIC_FROM values, without bounds where all values are equal but not zero.
+def metric_interval(values: ArrayLike, metric: str = "") -> Measured:
+    """Mean of a metric over seeds with a t interval from METRIC_FROM values, without bounds where all are equal.
 
     Metrics lie on a grid of 1 / n_test: a few equal values do not show how far other seeds lie, and two values that
-    differ by a step or more have an interval that covers 99 %. Differences that are all zero come from one computation
-    made twice, and keep the interval [0, 0].
+    differ by a step or more have an interval that covers 99 %. The interval ends where no value of the `metric` exists.
     """
     found, x = mean_interval(values), np.asarray(values, dtype=float)
+    if found.n < METRIC_FROM:
+        return _offered(found, False)
+    least, most = METRIC_RANGE.get(metric, (-math.inf, math.inf))
+    ended = found._replace(low=np.maximum(found.low, least), high=np.minimum(found.high, most))
+    return _offered(ended, np.ptp(x, axis=-1) > SAME_METRIC)
+
+
+def metric_difference(values: ArrayLike) -> Measured:
+    """Mean of differences of a metric over common seeds, with the interval of `metric_interval`.
+
+    Differences that are all zero come from one computation made twice, and have the interval [0, 0].
+    """
+    found, x = metric_interval(values), np.asarray(values, dtype=float)
     if found.n < MEAN_FROM:
         return found
-    equal = np.ptp(x, axis=-1) <= SAME_METRIC
-    return _offered(found, np.where(equal, np.abs(found.value) <= SAME_METRIC, found.n >= METRIC_FROM))
+    nothing = np.abs(x).max(axis=-1) <= SAME_METRIC
+    low, high = (np.where(nothing, found.value, bound)[()] for bound in (found.low, found.high))
+    return found._replace(low=low, high=high)
 
 
 def unpaired_metric(a: ArrayLike, b: ArrayLike) -> Measured:

@@ -27,7 +27,7 @@ from scalebench.analysis.intervals import (
     level_of_ratios,
     mean_interval,
     median_ratio,
-    metric_interval,
+    metric_difference,
     paired_ratio,
     time_interval,
     unpaired_metric,
@@ -163,11 +163,15 @@ class Comparer:
         median = median_ratio(above, below) if paired and above else UNKNOWN
         if simulated:
             median = median._replace(low=math.nan, high=math.nan)
-        varies = is_interval(mean.low, mean.high)
-        name = interval_name(top.execution, error=error_name(self.error_of(0)), varies=varies, stated=self.stated)
         left_out = len(top.seconds.keys() & bottom.seconds.keys()) - len(above) if paired else 0
-        mean = mean._replace(kind=name if math.isfinite(mean.low) else "")
-        return Ratio(mean, median, above, below, paired, left_out)
+        return Ratio(self.named(mean, top.execution), median, above, below, paired, left_out)
+
+    def named(self, found: Measured, execution: str, side: int = 0) -> Measured:
+        """`found` with the name of its interval, empty without one."""
+        if not math.isfinite(found.low):
+            return found
+        error, varies = error_name(self.error_of(side)), is_interval(found.low, found.high)
+        return found._replace(kind=interval_name(execution, error=error, varies=varies, stated=self.stated))
 
     def family(self, pairs: Sequence[tuple[CellRuns, CellRuns]], alpha: float = ALPHA) -> list[CellComparison]:
         """Compare (top, bottom) pairs of one execution, tested as one family that leaves unfit cells out.
@@ -196,9 +200,10 @@ class Comparer:
         seconds = list(cell.seconds.values())
         level = float(level_of(self.studies[side], len(seconds)))
         if cell.execution in MEASURED:
-            return time_interval(seconds, level)
+            return self.named(time_interval(seconds, level), cell.execution)
         error = self.error_of(side)
-        return calibration_interval(np.log(seconds), error.own(cell.label) if error else None, level).map(math.exp)
+        logs = calibration_interval(np.log(seconds), error.own(cell.label) if error else None, level)
+        return self.named(logs.map(math.exp), cell.execution, side)
 
     def _mean(self, top: CellRuns, bottom: CellRuns, above: list[float], below: list[float], paired: bool) -> Measured:
         if top.execution in MEASURED:
@@ -228,7 +233,7 @@ class Comparer:
         """metric(top) - metric(bottom), paired by common seeds; Welch's for two studies without any."""
         seeds = sorted(top.metrics.keys() & bottom.metrics.keys())
         if seeds or self.one_study or not (top.metrics and bottom.metrics):
-            return metric_interval([top.metrics[seed] - bottom.metrics[seed] for seed in seeds])
+            return metric_difference([top.metrics[seed] - bottom.metrics[seed] for seed in seeds])
         return unpaired_metric(list(top.metrics.values()), list(bottom.metrics.values()))
 
 

@@ -20,23 +20,19 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from scalebench.analysis.environment import states_steps
 from scalebench.analysis.intervals import (
     LEVEL,
     MEDIAN_FROM,
     Array,
     Part,
     half_width,
-    interval_name,
     level_of,
     of_draw,
     of_mean,
 )
 from scalebench.analysis.loading import Results, cached, table_by_cell
-from scalebench.analysis.native_check import error_name
 from scalebench.analysis.pairing import Comparer
 from scalebench.analysis.rounds import MEASURED, CellRuns, runs_by_cell
-from scalebench.formatting import is_interval
 from scalebench.measured import Measured
 from scalebench.study.cell import CELL
 
@@ -60,15 +56,11 @@ def times_to_target(results: Results) -> pd.DataFrame:
     `epochs_to_target` is the median of the Kaplan-Meier curve over epochs.
     """
     comparer = Comparer(results)
-    named, known = states_steps(results), error_name(comparer.error_of(0))
     rows = []
     for cell in runs_by_cell(results):
         if not cell.aimed:
             continue
-        time, interval = time_to_target(cell, comparer), SURVIVAL
-        if reached_by_all(cell):
-            varies = is_interval(time.low, time.high)
-            interval = interval_name(cell.execution, error=known, varies=varies, stated=named) + _seeds(cell)
+        time = time_to_target(cell, comparer)
         epochs = survival_median(
             [epochs for epochs in cell.epochs_to_target.values() if not math.isnan(epochs)],
             [cell.epochs] * len(cell.aimed - cell.to_target.keys()),
@@ -84,7 +76,7 @@ def times_to_target(results: Results) -> pd.DataFrame:
                 "n_aimed": len(cell.aimed),
                 "n_reached": len(cell.to_target),
                 **time.named("time_to_target_s", "target_low_s", "target_high_s"),
-                "target_interval": "" if math.isnan(time.low) else interval,
+                "target_interval": time.kind,
                 "epochs_to_target": epochs.value,
             }
         )
@@ -94,12 +86,6 @@ def times_to_target(results: Results) -> pd.DataFrame:
 def reached_by_all(cell: CellRuns) -> bool:
     """Return True if there is a target, and every run of the cell reached it."""
     return bool(cell.aimed) and cell.aimed == cell.to_target.keys()
-
-
-def _seeds(cell: CellRuns) -> str:
-    """The further part of a simulated interval, in its name."""
-    varies = cell.execution not in MEASURED and np.ptp(list(shares(cell).values())) > _ROUNDING
-    return OVER_SEEDS if varies else ""
 
 
 def until_target(cell: CellRuns) -> CellRuns:
@@ -120,12 +106,15 @@ def time_to_target(cell: CellRuns, comparer: Comparer) -> Measured:
     if cell.execution in MEASURED:
         return comparer.time(until_target(cell), 0)
     rounds, error = sorted(cell.to_target), comparer.error_of(0)
-    return simulated_interval(
+    found = simulated_interval(
         [cell.seconds[at] for at in rounds],
         [shares(cell)[at] for at in rounds],
         error.own(cell.label) if error else None,
         float(level_of(comparer.studies[0], len(rounds))),
     )
+    found = comparer.named(found, cell.execution)
+    varies = found.kind and np.ptp(list(shares(cell).values())) > _ROUNDING
+    return found._replace(kind=f"{found.kind}{OVER_SEEDS}") if varies else found
 
 
 def simulated_interval(
@@ -179,7 +168,7 @@ def survival_median(reached: Sequence[float], censored: Sequence[float], level: 
         variance = np.cumsum(events / (at_risk * (at_risk - events)))
         half = ndtri((1 + level) / 2) * np.sqrt(variance) / np.abs(np.log(curve))
         low, high = (_first(times, curve ** np.exp(side * half)) for side in (1, -1))
-    return Measured(centre, low, high, n)
+    return Measured(centre, low, high, n, "" if math.isnan(low) else SURVIVAL)
 
 
 def _first(times: Array, curve: Array) -> float:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 
 import numpy as np
@@ -11,7 +10,7 @@ from matplotlib.lines import Line2D
 from matplotlib.ticker import MaxNLocator
 
 from scalebench.analysis import Results
-from scalebench.analysis.intervals import CONFIDENCE, METRIC_RANGE, metric_interval
+from scalebench.analysis.intervals import CONFIDENCE, metric_interval
 from scalebench.analysis.loading import object_index
 from scalebench.figures.base import FIGURES, Figure
 from scalebench.figures.drawing.canvas import Canvas
@@ -109,19 +108,18 @@ def _by_epoch(results: Results) -> pd.DataFrame:
     numbers = measured.groupby(["point", "epoch"]).size()
     begins = numbers.cumsum() - numbers
     metrics, times = (measured[name].to_numpy(dtype=float) for name in ("test_metric", "elapsed_s"))
-    parts = []
+    name, parts = str(runs["metric_name"].dropna().iloc[0]), []
     for n in numbers.unique():  # epochs with equally many repetitions at once
         rows = begins[numbers == n].to_numpy()[:, None] + np.arange(n)
-        metric = metric_interval(metrics[rows])
+        metric = metric_interval(metrics[rows], name)
         columns = {"elapsed_s": times[rows].mean(axis=1), **metric.named("metric", "low", "high"), "n": n}
         parts.append(pd.DataFrame(columns, index=numbers.index[numbers == n]))
     table = pd.concat(parts).sort_index().reset_index()
     known = np.array([is_interval(low, high) for low, high in zip(table["low"], table["high"], strict=True)])
-    least, most = METRIC_RANGE.get(str(runs["metric_name"].dropna().iloc[0]), (-math.inf, math.inf))
     table = table.assign(
         epochs=table["epoch"] + 1,
-        low=table["low"].clip(lower=least).where(known),
-        high=table["high"].clip(upper=most).where(known),
+        low=table["low"].where(known),
+        high=table["high"].where(known),
         interval=np.where(known, CONFIDENCE, ""),
     )
     points = facts[_KEY].first().astype({"workers": int}).join(marks)

@@ -11,7 +11,7 @@ import numpy as np
 import pandas as pd
 
 from scalebench.analysis import Results, ratios
-from scalebench.analysis.intervals import METRIC_RANGE, median_interval, metric_interval
+from scalebench.analysis.intervals import median_interval, metric_difference, metric_interval, time_interval
 from scalebench.analysis.target_ratios import target_ratios
 from scalebench.errors import UsageError, nearest
 from scalebench.measured import Measured
@@ -71,9 +71,7 @@ def _over_seeds(rows: Rows, values: pd.Series[float] | None) -> Measured | None:
     """Mean metric over seeds with its interval, which ends where no value of the metric exists."""
     if values is None or values.empty or values.isna().any():
         return None
-    found = metric_interval(values)
-    least, most = METRIC_RANGE.get(rows.at["metric_name"].iloc[0], (-math.inf, math.inf))
-    return found._replace(low=np.clip(found.low, least, most), high=np.clip(found.high, least, most))
+    return metric_interval(values, rows.at["metric_name"].iloc[0])
 
 
 def _epochs_to(rows: Rows) -> Measured | None:
@@ -87,7 +85,7 @@ def _ideal_speedup_to(rows: Rows) -> Measured | None:
     alone, own = (_median_epochs(curves, float(rows.argument)) for curves in both)
     if alone is None or own is None or math.isinf(alone.value):
         return None
-    return _alone(int(rows.at["workers"].iloc[0]) * alone.value / own.value, len(rows.at))
+    return Measured(int(rows.at["workers"].iloc[0]) * alone.value / own.value, n=len(rows.at))
 
 
 def _time_reduction(rows: Rows) -> Measured | None:
@@ -104,21 +102,21 @@ def _speedup_over(rows: Rows) -> Measured | None:
     fewer = rows.runs[rows.runs["workers"] == int(rows.argument)]
     if fewer.empty:
         return None
-    ratio = math.exp(fewer["train_s"].map(math.log).mean() - rows.at["train_s"].map(math.log).mean())
-    return _alone(ratio, min(len(fewer), len(rows.at)))
+    times, fewer_times = (time_interval(runs["train_s"]).value for runs in (rows.at, fewer))
+    return Measured(fewer_times / times, n=min(len(fewer), len(rows.at)))
 
 
 def _metric_difference(rows: Rows) -> Measured | None:
     """Metric minus that of another strategy (serial: at one worker) over common seeds."""
     pairs = rows.at.merge(rows.of(rows.argument), on="seed", suffixes=("", "_other"))
     values = (pairs["final_metric"] - pairs["final_metric_other"]).dropna()
-    return metric_interval(values) if len(values) else None
+    return metric_difference(values) if len(values) else None
 
 
 def _optimum_workers(rows: Rows) -> Measured | None:
     """Worker count of the shortest time."""
     times = rows.runs.groupby("workers")["train_s"].mean()
-    return _alone(float(times.index.to_numpy(dtype=float)[times.argmin()]), len(rows.runs))
+    return Measured(float(times.index.to_numpy(dtype=float)[times.argmin()]), n=len(rows.runs))
 
 
 def _largest_workers(rows: Rows) -> Measured | None:
@@ -126,7 +124,7 @@ def _largest_workers(rows: Rows) -> Measured | None:
     times = rows.runs.groupby("workers")["train_s"].mean().sort_index()
     falling = times.lt(times.cummin().shift(fill_value=math.inf))
     last = times.index[-1] if falling.all() else times.index[int((~falling).to_numpy().argmax()) - 1]
-    return _alone(float(last), len(rows.runs))
+    return Measured(float(last), n=len(rows.runs))
 
 
 def _fewer_syncs(rows: Rows) -> Measured | None:
@@ -142,7 +140,7 @@ def _fewer_syncs(rows: Rows) -> Measured | None:
 def _largest_lead(rows: Rows) -> Measured | None:
     """Largest lead over the slowest worker with which a push came, in steps, of all runs."""
     leads = [int(lead) for text in rows.at["lead_histogram"].dropna() for lead in json.loads(text)]
-    return _alone(float(max(leads)), len(rows.at)) if leads else None
+    return Measured(float(max(leads)), n=len(rows.at)) if leads else None
 
 
 QUANTITIES: dict[str, Callable[[Rows], Measured | None]] = {
@@ -172,10 +170,6 @@ QUANTITIES: dict[str, Callable[[Rows], Measured | None]] = {
 }
 
 
-def _alone(value: float, n: int) -> Measured:
-    return Measured(value, math.nan, math.nan, n)
-
-
 def _curves(results: Results, at: pd.DataFrame) -> pd.DataFrame:
     """Metric by run (rows) and number of epochs trained (columns); empty if nothing was evaluated."""
     epochs = results.epochs.merge(at[["run_id", "attempt"]], on=["run_id", "attempt"]).dropna(subset=["test_metric"])
@@ -191,16 +185,13 @@ def _median_epochs(curves: pd.DataFrame, target: float) -> Measured | None:
         return None
     trained = curves.columns.to_numpy(dtype=float)
     values = np.array([min(trained[row >= target], default=math.inf) for row in curves.to_numpy(dtype=float)])
-    found = median_interval(values)
-    return Measured(float(np.median(values)), float(found.low), float(found.high), len(values))
+    return median_interval(values)
 
 
 def _over(rows: Rows, values: Callable[[pd.DataFrame], pd.Series[float]]) -> Measured | None:
     """Median of `values` over that of the strategy in the argument, without an interval; None where it has none."""
-    own, base = (
-        float(np.median(values(runs))) if len(runs) else math.nan for runs in (rows.at, rows.of(rows.argument))
-    )
-    return None if math.isnan(own) or not math.isfinite(base) else _alone(own / base, len(rows.at))
+    own, base = (median_interval(values(runs)).value for runs in (rows.at, rows.of(rows.argument)))
+    return None if math.isnan(own) or not (base and math.isfinite(base)) else Measured(own / base, n=len(rows.at))
 
 
 def _compared(rows: Rows, table: pd.DataFrame, baseline: str, name: str) -> Measured | None:

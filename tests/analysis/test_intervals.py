@@ -28,6 +28,7 @@ from scalebench.analysis.intervals import (
     median_interval,
     median_ratio,
     median_time,
+    metric_difference,
     metric_interval,
     paired_ratio,
     relative_width,
@@ -145,11 +146,19 @@ def test_zero_variance_does_not_change_the_width():
 
 
 def test_metrics_that_agree_have_no_interval_unless_they_are_differences_of_nothing():
-    assert math.isnan(metric_interval([0.95, 0.95]).low)
-    assert metric_interval([0.0, 0.0])[:3] == (0, 0, 0)
+    assert math.isnan(metric_interval([0.95] * 3).low)
+    assert math.isnan(metric_interval([0.0] * 3).low)
+    assert math.isnan(metric_difference([0.05, 0.05]).low)
+    assert metric_difference([0.0, 0.0])[:3] == (0, 0, 0)
     assert math.isnan(unpaired_metric([0.95] * 3, [0.9] * 3).low)
-    many = metric_interval([[0.95] * 3, [0.0] * 3, [0.9, 0.9, 1.0]])
+    many = metric_difference([[0.95] * 3, [0.0] * 3, [0.9, 0.9, 1.0]])
     np.testing.assert_array_equal(np.isnan(many.low), [True, False, False])
+
+
+def test_the_interval_of_a_metric_ends_where_no_value_exists():
+    assert metric_interval([0.9, 0.99, 1.0], "accuracy").high == 1
+    assert metric_interval([0.0, 0.01, 0.1], "accuracy").low == 0
+    assert metric_interval([0.9, 0.99, 1.0]).high > 1
 
 
 def test_two_metrics_are_too_few_on_a_grid():
@@ -227,7 +236,7 @@ def test_a_study_that_stops_when_narrow_has_levels_of_its_own():
 
 @given(st.lists(st.lists(st.floats(-5, 5), min_size=4, max_size=4), min_size=1, max_size=5))
 def test_intervals_of_a_table_are_those_of_its_rows(table):
-    for interval in (mean_interval, median_interval, metric_interval, calibration_interval):
+    for interval in (mean_interval, median_interval, metric_interval, metric_difference, calibration_interval):
         whole, rows = interval(table), [interval(row) for row in table]
         for n, bounds in enumerate(("value", "low", "high")):
             np.testing.assert_array_equal(getattr(whole, bounds), [row[n] for row in rows])
