@@ -27,6 +27,12 @@ class Measured(NamedTuple):
             low, high = high, low
         return self._replace(value=function(self.value), low=low, high=high)
 
+    def within(self, least: float, most: float) -> Measured:
+        """Return the value with an interval that ends at `least` and `most`, beyond which there are no values."""
+        import numpy as np  # commands that only print numbers do without
+
+        return self._replace(low=np.maximum(self.low, least), high=np.minimum(self.high, most))
+
     def named(self, name: str, low: str = "", high: str = "") -> dict[str, Any]:
         """Return the columns of a table under these names, by default `name`, `name`_low and `name`_high."""
         return {name: self.value, low or f"{name}_low": self.low, high or f"{name}_high": self.high}

@@ -24,6 +24,12 @@ def test_bounds_stay_in_order_under_monotone_functions(ordered):
         assert mapped[3:] == (5, "95 %")
 
 
+def test_an_interval_ends_where_no_value_exists():
+    assert Measured(0.9, 0.7, 1.1).within(0.0, 1.0)[:3] == (0.9, 0.7, 1.0)
+    assert Measured(0.1, -0.1, 0.3).within(0.0, 1.0).low == 0
+    assert math.isnan(Measured(0.5).within(0.0, 1.0).low)
+
+
 def test_unknown_stays_unknown():
     assert all(map(math.isnan, UNKNOWN.map(math.exp)[:3]))
 

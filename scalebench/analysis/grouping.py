@@ -14,7 +14,7 @@ from scalebench.analysis.pairing import Comparer
 from scalebench.analysis.rounds import MEASURED, CellRuns, runs_by_cell, spread, timed, trained
 from scalebench.analysis.time_to_target import times_to_target
 from scalebench.measured import Measured
-from scalebench.study.cell import BATCH, CELL
+from scalebench.study.cell import CELL
 from scalebench.study.choices import PER_BATCH
 from scalebench.study.spec import SIMULATED
 from scalebench.system.background_load import SHARE
@@ -113,14 +113,11 @@ def communication_shares(results: Results, level: float = LEVEL) -> pd.DataFrame
     for key, own in runs.groupby(CELL, dropna=False, sort=False):
         row = dict(zip(CELL, key, strict=True))
         for share in SHARES:
-            found: Measured = mean_interval(own[share], level)
-            row[share] = found.value
-            if row["execution"] in MEASURED:
-                row |= {f"{share}_low": max(found.low, 0.0), f"{share}_high": min(found.high, 1.0)}
+            found = mean_interval(own[share], level).within(0.0, 1.0)
+            row |= (found if row["execution"] in MEASURED else Measured(found.value)).named(share)
         rows.append(row)
     columns = [*CELL, *(f"{share}{end}" for share in SHARES for end in ("", "_low", "_high"))]
-    shares = pd.DataFrame(rows).reindex(columns=columns)
-    return cells(results).merge(shares.astype(dict.fromkeys(BATCH, "Int64")), on=CELL)
+    return cells(results).merge(table_by_cell(rows, columns), on=CELL)
 
 
 COSTS = {"time": "train_s", "core-hours": "core_hours", "memory": "peak_mib"}

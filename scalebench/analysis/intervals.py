@@ -78,8 +78,7 @@ def metric_interval(values: ArrayLike, metric: str = "") -> Measured:
     found, x = mean_interval(values), np.asarray(values, dtype=float)
     if found.n < METRIC_FROM:
         return _offered(found, False)
-    least, most = METRIC_RANGE.get(metric, (-math.inf, math.inf))
-    ended = found._replace(low=np.maximum(found.low, least), high=np.minimum(found.high, most))
+    ended = found.within(*METRIC_RANGE.get(metric, (-math.inf, math.inf)))
     return _offered(ended, np.ptp(x, axis=-1) > SAME_METRIC)
 
 

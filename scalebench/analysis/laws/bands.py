@@ -137,7 +137,7 @@ def parameter_interval(fit: Fit, series: Series, parameter: Parameter) -> Measur
     low, high = max(value(x) - half, 0.0), value(x) + half
     if reciprocal:
         return Measured(parameter.of(x), 1 / high, 1 / low if low > 0 else math.inf)
-    return Measured(parameter.of(x), max(low, parameter.least), min(high, parameter.most))
+    return Measured(parameter.of(x), low, high).within(parameter.least, parameter.most)
 
 
 def _simulation(series: Series) -> Part | None:
