@@ -12,7 +12,7 @@ import json
 import os
 import platform
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -36,7 +36,7 @@ _ALLOWED = re.compile(
 JOB_IDS = ("SLURM_JOB_ID", "PBS_JOBID", "LSB_JOBID")
 _SHORTEST_SECRET = 8  # characters; shorter values occur in ordinary text
 _FROM_ENVIRONMENT = ("modules", "container")  # facts taken from environment variables
-_HOMES = re.compile(r"/(?:home|users|Users)/[^/\s:,]+")
+_HOMES = r"/(?:home|users|Users)/[^/\s:,]+"
 
 
 def in_job(environment: Mapping[str, str]) -> bool:
@@ -122,26 +122,43 @@ def redact(text: str, environment: Mapping[str, str] = os.environ, *, names: boo
     no records. With `short`, for values of the environment, secrets of three to seven characters are masked as separate
     words, too, as are values assigned to secret names; in other texts these are ordinary words.
     """
+    return redactor(environment, names=names, short=short)(text)
+
+
+def redactor(
+    environment: Mapping[str, str] = os.environ, *, names: bool = True, short: bool = False
+) -> Callable[[str], str]:
+    """Return what `redact` does to a text, for many of them: what is hidden is looked up once."""
+    secrets: list[str] = []  # patterns, in the order of the environment
     for name, secret in environment.items():
         if len(secret) >= _SHORTEST_SECRET and is_secret(name):
-            text = text.replace(secret, MASK)
+            secrets.append(re.escape(secret))
         elif short and len(secret) >= SHORTEST_WORD and secret.lower() not in SWITCHES and is_secret(name):
-            text = re.sub(rf"(?<![A-Za-z0-9]){re.escape(secret)}(?![A-Za-z0-9])", MASK, text)
-    text = mask_assigned(mask(text)) if short else mask(text)
+            secrets.append(_word(secret))
+    shown: list[tuple[str, str]] = []  # patterns, and what stands in their place
     for home in {environment.get("HOME", ""), str(Path.home())} - {"", "/"}:
-        text = re.sub(rf"{re.escape(home)}(?![A-Za-z0-9])", "~", text)
-    text = _HOMES.sub("~", text)
-    hidden: dict[str, set[str | None]] = {
-        "<user>": {environment.get("USER"), environment.get("LOGNAME"), _user()},
-        "<host>": {platform.node()},
-    }
-    for shown, known in hidden.items():
-        for name in (item for item in known if item):
-            if names:
-                text = re.sub(rf"(?<![A-Za-z0-9]){re.escape(name)}(?![A-Za-z0-9])", shown, text)
-            elif shown == "<user>":
-                text = re.sub(rf"(?<=/){re.escape(name)}(?=/)", shown, text)
-    return text
+        shown.append((rf"{re.escape(home)}(?![A-Za-z0-9])", "~"))
+    shown.append((_HOMES, "~"))
+    for user in {environment.get("USER"), environment.get("LOGNAME"), _user()}:
+        if user:
+            shown.append((_word(user) if names else rf"(?<=/){re.escape(user)}(?=/)", "<user>"))
+    if names and (node := platform.node()):
+        shown.append((_word(node), "<host>"))
+
+    def hide(text: str) -> str:
+        for pattern in secrets:
+            text = re.sub(pattern, MASK, text)
+        text = mask_assigned(mask(text)) if short else mask(text)
+        for pattern, instead in shown:
+            text = re.sub(pattern, instead, text)
+        return text
+
+    return hide
+
+
+def _word(text: str) -> str:
+    """Return the pattern of a text that no letter or digit continues."""
+    return rf"(?<![A-Za-z0-9]){re.escape(text)}(?![A-Za-z0-9])"
 
 
 def _user() -> str:

@@ -5,7 +5,8 @@ from __future__ import annotations
 import base64
 import hashlib
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,7 @@ from scalebench import __version__
 from scalebench.analysis import load
 from scalebench.analysis.methodology import Evidence, check
 from scalebench.errors import writing
-from scalebench.records.provenance import redact
+from scalebench.records.provenance import redactor
 from scalebench.report.answer import answer
 from scalebench.report.comparison import as_text, comparisons
 from scalebench.report.drawings import drawing_all, inlined
@@ -79,7 +80,7 @@ def render(facts: Mapping[str, Any], sheet: StyleSheet) -> str:
         undefined=StrictUndefined,
         trim_blocks=True,
         lstrip_blocks=True,
-        finalize=_printable,
+        finalize=partial(_printable, cache(redactor(names=False))),
     )
     css = {"rules": sheet.rules(), "light": sheet.colors(dark=False), "dark": sheet.colors(dark=True)}
     rules = {name: Markup(text) for name, text in css.items()}  # noqa: S704
@@ -97,9 +98,9 @@ def _hash(text: str) -> str:
     return f"sha256-{base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()}"
 
 
-def _printable(value: Any) -> Any:
+def _printable(redacted: Callable[[str], str], value: Any) -> Any:
     """Remove control characters, which HTML forbids, home folders and secrets from text."""
     if not isinstance(value, str) or isinstance(value, Markup):
         return value
     text = _UNPRINTABLE.sub("\ufffd", value)
-    return redact(text, names=False) if len(text) >= _SHORTEST else text
+    return redacted(text) if len(text) >= _SHORTEST else text
