@@ -19,13 +19,14 @@ from scalebench.figures.drawing.canvas import Canvas
 from scalebench.figures.drawing.caption import over_seeds, with_interval
 from scalebench.figures.drawing.names import group_name, width
 from scalebench.figures.drawing.panel import Panel, share_y
-from scalebench.figures.drawing.styles import NEUTRAL, Look, name_series
+from scalebench.figures.drawing.styles import MOST_SERIES, NEUTRAL, Look, name_series
 from scalebench.study.cell import EXECUTIONS
 
 _PANELS = ("time", "core-hours", "memory")
 _LABELS = {"time": "training time (s)", "core-hours": "core-hours", "memory": "peak memory of a worker (MiB)"}
 _FRONT = "#777777"
 _FRONT_WORDS = "Pareto front (number: workers)"
+_FEW, _TOGETHER = 2, 10  # points of a series, up to which so many series stay legible in one panel
 _HEIGHT_IN = 2.4
 _AXES = 0.7  # share of a panel that its axes take
 _DIRECTIONS = ((-1, 1), (1, 1), (-1, -1), (1, -1), (0, 1), (0, -1), (-1, 0), (1, 0))  # of a label from its point
@@ -44,7 +45,8 @@ class AccuracyCost(Figure):
 
     def draw(self, results: Results, canvas: Canvas) -> None:
         everything = name_series(metric_by_cost(results))
-        table, look, groups = canvas.series_of(everything, of=results)
+        few = everything.groupby(["series", "execution"]).size().max() <= _FEW
+        table, look, groups = canvas.series_of(everything, _TOGETHER if few else MOST_SERIES, of=results)
         known = table.groupby("execution")[list(COSTS.values())].count().gt(0).all()  # memory not where one is virtual
         names = [name for name in canvas.wanted(_PANELS) if known[COSTS[name]]]
         if not names:

@@ -52,6 +52,14 @@ def test_front_of_the_whole_study_stays_with_a_selection(study):  # noqa: F811
     assert set(data.loc[data["quantity"] == "metric", "series"]) == {"serial"}
 
 
+@pytest.mark.parametrize(("counts", "panels"), [((4,), 1), ((2, 4, 8), 3)])
+def test_many_strategies_share_a_panel_where_each_has_few_points(study, counts, panels):  # noqa: F811
+    names = ("serial", "ddp", "adaptive", "fsdp", "hybrid", "pipeline", "tensor")
+    rows = [timed(name, workers, 4.0 + place, 0.9) for place, name in enumerate(names) for workers in counts]
+    canvas = drawn(study(rows=rows), "accuracy-cost", chosen=["time"])
+    assert len([panel for panel in canvas.panels if panel.ax.get_visible()]) == panels
+
+
 def test_executions_have_panels_of_their_own_and_modelled_runs_a_word(study):  # noqa: F811
     native = [timed("allreduce", 2, 6.0, 0.8, execution="native")]
     modelled = [run("allreduce", 8, 1.0, "modelled", "virtual", final_metric=None, metric_name=None)]
