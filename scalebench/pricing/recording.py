@@ -181,6 +181,7 @@ class RecordingWorker:
         self._hosted: list[Tensor] = []  # models that others access here
         self._epoch = self._epochs_done = 0
         self.moments: dict[int, float] = {}  # at which a model would be kept for evaluation, by epoch
+        self.has_read_loss = False
         if isinstance(clock, RecordingClock):
             clock.schedule.reads_rank = False  # here it was
 
@@ -206,6 +207,7 @@ class RecordingWorker:
     def last_loss(self) -> Tensor:
         """A loss that halves with each epoch; the schedule then depends on it."""
         self._reads("loss")
+        self.has_read_loss = True
         if self._loss_is_elsewhere:
             self.replica.broadcast_(self.parameters.new_empty(()), root=self.mesh.last_part)
             self._loss_is_elsewhere = False

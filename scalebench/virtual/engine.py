@@ -54,7 +54,7 @@ def compute(run: Run, dataset: Dataset, machine: Machine) -> Trace:
 def compute_and_time(run: Run, dataset: Dataset, machine: Machine) -> Played:
     """Do as `simulate`, by one replica for all where they stay equal: the program is then walked through for its time.
 
-    What a program that reads values of tensors does depends on its arithmetic: it is computed as by `simulate`.
+    What a program does that reads losses, or values of tensors, depends on its arithmetic: it is left to `simulate`.
     """
 
     def played() -> Played:
@@ -65,7 +65,7 @@ def compute_and_time(run: Run, dataset: Dataset, machine: Machine) -> Played:
         trace = simulation.train_one(records=choice.records)
         try:
             outcome = _timed(run, dataset, machine, trace)
-        except RuntimeError:
+        except (NotLockStepError, RuntimeError):
             return Simulation(run, dataset, machine).play()
         outcome.eval_s = trace.eval_s
         return outcome, trace.weights
@@ -193,7 +193,12 @@ class Simulation(Prepared):
         return self._with_generators(frozenset(), attempt, lambda other, drawn: Trace.of(*other.play(drawn)))
 
     def time(self, trace: Trace, drawn: Generators = frozenset()) -> Outcome:
-        """Walk through the program of a run whose results are known, without its arithmetic."""
+        """Walk through the program of a run whose results are known, without its arithmetic.
+
+        Raises:
+            NotLockStepError: it depends on the training loss.
+            RuntimeError: it reads values of tensors.
+        """
         return self._with_generators(drawn, lambda: self._timed(trace), lambda other, drawn: other.time(trace, drawn))
 
     def _timed(self, trace: Trace) -> Outcome:
@@ -208,6 +213,8 @@ class Simulation(Prepared):
             at = (self.run, self.plan, comm, clock, node, model, self.mesh, self.dataset.input_shape)
             workers.append(RecordingWorker(*at, shared=hosts.shared, server=hosts.server))
         reports = self.scheduler.run({rank: self._training(worker) for rank, worker in enumerate(workers)})
+        if trace.is_trained and any(worker.has_read_loss for worker in workers):
+            raise NotLockStepError("its schedule depends on the training loss")
         reports = {rank: trace.with_losses(report) for rank, report in reports.items()}
         moments: dict[int, float] = {}
         for worker in reversed(workers):  # those of worker 0 count, where several have kept the model
