@@ -48,6 +48,10 @@ class VirtualTorchPipeline(Pipeline):
             return zero_bubble(stage, stages, micro_batches)
         return super().order(stage, stages, micro_batches)
 
+    @property
+    def traits(self) -> Traits:
+        return self.repeated()
+
 
 @register()
 class TorchPipeline(VirtualTorchPipeline):

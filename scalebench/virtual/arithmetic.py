@@ -123,8 +123,8 @@ def train_one_for_all(
 ) -> Trace:
     """Train one whole model on the batches of all replicas of `run`, whose strategy takes the mean of their gradients.
 
-    `mesh` says which workers know the loss of a replica: those of its last stage. `records`: the model's operations do
-    not depend on values, and are repeated.
+    `mesh` says which workers know the loss of a replica: those with its last layers. `records`: the model's operations
+    do not depend on values, and are repeated.
 
     Raises:
         DivergedError: the loss or the weights are not finite.
@@ -139,7 +139,7 @@ def train_one_for_all(
     of_replicas = [list(losses) for losses in zip(*replica.losses, strict=True)]
     unknown: list[float | None] = [None] * run.epochs
     by_worker = [
-        [*of_replica] if mesh.stage_of(part) == mesh.pipeline - 1 else unknown
+        [*of_replica] if mesh.stage_of(part) == mesh.stage_of(mesh.last_part) else unknown
         for of_replica in of_replicas
         for part in range(mesh.parts)
     ]

@@ -34,6 +34,7 @@ ONE_BATCH_WITH = [
     {"ssp": {"staleness": 0}},
     {"pipeline": {"schedule": "1f1b", "micro_batches": 2}},
     {"hybrid": {"data": 2, "pipeline": 1, "tensor": 2}},
+    {"torch_pipeline": {"schedule": "zbv"}},
 ]
 
 
