@@ -16,13 +16,24 @@ from dataclasses import dataclass
 from itertools import count
 from pathlib import Path
 
+from scalebench.cluster.mesh import Mesh
 from scalebench.comm import engines
 from scalebench.comm.launchers.choice import chosen
 from scalebench.errors import EngineError
 from scalebench.launch.hosts import reachable, require_seen, require_there
 from scalebench.launch.processes import environment, launch_command, stop
 from scalebench.native.heartbeat import create_heartbeats, is_stopped, mark_over
-from scalebench.native.job_files import HEARTBEATS, REFUSED, Death, Job, JsonLines, Nodes, server_ranks, settings_of
+from scalebench.native.job_files import (
+    HEARTBEATS,
+    REFUSED,
+    Death,
+    Job,
+    JsonLines,
+    Nodes,
+    mesh_of,
+    server_ranks,
+    settings_of,
+)
 from scalebench.native.postmortem import Pulse, cause_of_death, what_to_check
 from scalebench.records.provenance import host_hash
 from scalebench.study.spec import Run
@@ -273,7 +284,8 @@ class _Launch:
                 return Death("failed", error, run.run_id if run is not None else "")
             silent_s = min(elapsed, pulse.hush_s(patience_s)) if self.achieved and not waited_s else 0.0
             if silent_s > patience_s:
-                who = pulse.silent(run.workers, server_ranks(run)) if run is not None else pulse.silent(self._ranks)
+                known = (mesh_of(run), server_ranks(run)) if run is not None else (Mesh(self._ranks), 0)
+                who = pulse.silent(*known)
                 if is_stopped(process.pid):  # ranks ask it where the others are
                     who = f"{chosen().name} is stopped; {who}"
                 error = f"no worker showed a sign of life for {silent_s:.0f} s (patience): {who}"
@@ -289,8 +301,8 @@ class _Launch:
         if self._owner.stopping() or self._owner.job_is_ending():
             self._hear(events)
             return None
-        workers = self._under_way.workers if self._under_way is not None else None
-        return cause_of_death(self._folder, process.returncode, pulse.hosts, chosen().name, workers)
+        mesh = mesh_of(self._under_way) if self._under_way is not None else None
+        return cause_of_death(self._folder, process.returncode, pulse.hosts, chosen().name, mesh)
 
     def _is_deleted(self) -> bool:
         return not all((self._folder / name).exists() for name in (HEARTBEATS, "stdout.txt", "stderr.txt"))

@@ -17,6 +17,7 @@ from typing import Any
 
 from pydantic import BaseModel, ConfigDict
 
+from scalebench.cluster.mesh import Mesh
 from scalebench.comm.base import Capability
 from scalebench.comm.control import Control
 from scalebench.records.provenance import describe_node, host_hash
@@ -87,6 +88,11 @@ def server_ranks(run: Run) -> int:
     strategy = registry.create(run.strategy.name, run.strategy.options, run.engine)
     least = int(Capability.SERVER in strategy.requires)
     return max(least, strategy.traits.server_ranks(run.workers))
+
+
+def mesh_of(run: Run) -> Mesh:
+    """Return how the workers of `run` divide into replicas of the model, and these into parts."""
+    return registry.create(run.strategy.name, run.strategy.options, run.engine).traits.mesh(run.workers)
 
 
 class JsonLines:

@@ -16,6 +16,7 @@ from dataclasses import dataclass, replace
 from itertools import dropwhile, takewhile
 from pathlib import Path
 
+from scalebench.cluster.mesh import Mesh
 from scalebench.comm.launchers.base import Launcher
 from scalebench.comm.launchers.choice import named
 from scalebench.native.heartbeat import Beat, Phase, is_stopped, read_heartbeats
@@ -42,11 +43,11 @@ def cause_of_death(
     returncode: int,
     hosts: Sequence[str] = (),
     launcher: str = "mpirun",
-    workers: int | None = None,
+    mesh: Mesh | None = None,
 ) -> Death:
     """Find the failure that ended the launch whose files are in `folder`; `hosts` are those of its ranks, if several.
 
-    `workers` are those of the run under way: ranks after them are servers. The launcher names the process that ended
+    `mesh` is that of the run under way: ranks after its workers are servers. The launcher names the process that ended
     first: a rank that died without an error file precedes the errors of others, which report broken connections. Ranks
     wait before they abort, so that it notices (`processes`).
     """
@@ -58,7 +59,7 @@ def cause_of_death(
     )
     if reported is not None and reported.status == REFUSED:
         return reported
-    ranks = _Names(hosts, workers)
+    ranks = _Names(hosts, mesh)
     starter = named(launcher)
     if error := _told_by(starter, f"{output}\n{more}", ranks, -1 if reported is None else reported.rank):
         return Death("failed", error, reported.run_id if reported is not None else "")
@@ -88,14 +89,21 @@ def cause_of_death(
 
 @dataclass(frozen=True)
 class _Names:
-    """The names of ranks: by the hosts on which they are, if several; those after `workers` are servers."""
+    """The names of ranks: by the hosts on which they are, if several; those after the workers of `mesh` are servers."""
 
     hosts: Sequence[str] = ()
-    workers: int | None = None
+    mesh: Mesh | None = None
 
     def named(self, rank: int) -> str:
-        server = f" ({_SERVER[0]})" if self.workers is not None and rank >= self.workers else ""
-        return f"{_named(rank, self.hosts)}{server}"
+        """Name a rank, with the stage of the model that it holds if that is not the whole one."""
+        name, mesh = _named(rank, self.hosts), self.mesh
+        if mesh is not None and rank >= mesh.workers:
+            return f"{name} ({_SERVER[0]})"
+        if mesh is None or mesh.pipeline == 1:
+            return name
+        replica, part = divmod(rank, mesh.parts)
+        of_replica = f" of replica {replica}" if mesh.data > 1 else ""
+        return f"{name} (stage {mesh.stage_of(part)}{of_replica})"
 
     def on(self, host: str, text: str) -> str:
         """The ranks on `host`, in `text`; empty without any."""
@@ -227,12 +235,13 @@ class Pulse:
         seconds = self._hush_s(time.monotonic())
         return seconds if seconds > max(patience, _LONGER * self._longest) else 0.0
 
-    def silent(self, workers: int, servers: int = 0) -> str:
+    def silent(self, mesh: Mesh, servers: int = 0) -> str:
         """Name the rank for which all others wait and their operation, and the hosts that do not answer."""
+        workers = mesh.workers
         beats = self._beats[: workers + servers]
         waiting = [rank for rank, beat in enumerate(beats[:workers]) if beat.operation]
         behind = self._behind(workers, servers)
-        names = _Names(self.hosts, workers)
+        names = _Names(self.hosts, mesh)
         phase = beats[behind[0]].phase.name.lower() if behind else ""
         text = f"{', '.join(map(names.named, behind)) or 'no rank'} had stopped while {phase}"
         if behind and (own := beats[behind[0]].operation):

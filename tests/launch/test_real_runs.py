@@ -204,6 +204,7 @@ STRUCK_SERVERS = {
 STRUCK_WORKERS = {
     "hung client": ("ssp", 1, signal.SIGSTOP, "timeout", r"exceeded .*; rank 1 had stopped .* while training"),
     "killed gossiper": ("ad_psgd", 1, signal.SIGKILL, "failed", r"rank 1 was ended by signal 9 \(Killed.*"),
+    "killed stage": ("pipeline", 1, signal.SIGKILL, "failed", r"rank 1 \(stage 1\) was ended by signal 9 \(Killed.*"),
 }
 STRUCK = STRUCK_SERVERS | STRUCK_WORKERS
 

@@ -7,6 +7,7 @@ import re
 
 import pytest
 
+from scalebench.cluster.mesh import Mesh
 from scalebench.native.job_files import Death
 from scalebench.native.postmortem import cause_of_death, telling_line
 
@@ -104,9 +105,16 @@ def test_launcher_that_ends_without_a_word_was_ended_by_a_signal_that_it_handles
 
 def test_rank_after_the_workers_is_called_a_server(tmp_path):
     (tmp_path / "stderr.txt").write_text(SIGNALLED)
-    assert re.match(r"rank 2 \(a server\) .*signal 9", cause_of_death(tmp_path, 1, workers=2).error)
-    assert re.match(r"rank 2 on n1 \(a server\) .*signal 9", cause_of_death(tmp_path, 1, HOSTS, workers=2).error)
-    assert re.match(r"rank 2 was .*signal 9", cause_of_death(tmp_path, 1, workers=3).error)
+    assert re.match(r"rank 2 \(a server\) .*signal 9", cause_of_death(tmp_path, 1, mesh=Mesh(2)).error)
+    assert re.match(r"rank 2 on n1 \(a server\) .*signal 9", cause_of_death(tmp_path, 1, HOSTS, mesh=Mesh(2)).error)
+    assert re.match(r"rank 2 was .*signal 9", cause_of_death(tmp_path, 1, mesh=Mesh(3)).error)
+
+
+def test_rank_that_holds_a_stage_is_named_with_it(tmp_path):
+    (tmp_path / "stderr.txt").write_text(SIGNALLED)
+    stages, replicas = Mesh(pipeline=2, tensor=2), Mesh(data=2, pipeline=2)
+    assert re.match(r"rank 2 \(stage 1\) was .*signal 9", cause_of_death(tmp_path, 1, mesh=stages).error)
+    assert re.match(r"rank 2 \(stage 0 of replica 1\) was", cause_of_death(tmp_path, 1, mesh=replicas).error)
 
 
 def test_ranks_that_could_not_report_are_explained_by_what_keeps_this_process_from_writing(tmp_path, monkeypatch):
