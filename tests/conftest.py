@@ -53,6 +53,7 @@ RANKS = {
     "test_heartbeat.py", "test_launchers.py", "test_mpi_match.py", "test_native.py", "test_native_equality.py",
     "test_nodes.py", "test_own_strategy.py", "test_paced_ranks.py", "test_parts_on_ranks.py", "test_rank.py",
     "test_real_ranks.py", "test_real_runs.py", "test_slow_workers.py", "test_spread.py", "test_trace.py",
+    "test_waits_of_runs.py",
 }  # fmt: skip
 
 # Those whose tests draw, pack, train or judge whole studies, some tenths of a second or more each.
@@ -60,9 +61,9 @@ STUDIES = {
     "artifact", "export", "figures", "laws", "validation",
     "test_artifact.py", "test_browser.py", "test_charging.py", "test_comparability.py", "test_compare.py",
     "test_compare_studies.py", "test_daso.py", "test_hostile.py", "test_layers.py", "test_operation_costs.py",
-    "test_page.py", "test_pages.py", "test_parts_of_models.py", "test_pinning.py", "test_prediction.py",
-    "test_python.py", "test_recalibrate.py", "test_reference.py", "test_rules.py", "test_smoke.py", "test_status.py",
-    "test_summary.py", "test_validate.py",
+    "test_page.py", "test_pages.py", "test_paper_page.py", "test_parts_of_models.py", "test_pinning.py",
+    "test_prediction.py", "test_python.py", "test_recalibrate.py", "test_reference.py", "test_rules.py",
+    "test_smoke.py", "test_status.py", "test_summary.py", "test_validate.py",
 }  # fmt: skip
 
 
