@@ -78,7 +78,7 @@ def _name_by_content(study: Study) -> str:
     if (study.dataset, study.scaling) == (default.dataset, default.scaling):
         return default.name
     data = str(study.dataset.options.get("file", study.dataset.name)).partition(":")[0]
-    return slug(f"{Path(data).stem[:60]}-{study.scaling}-scaling")
+    return slug(f"{Path(data).stem[:60]}-{study.scaling}-scaling").lstrip("_")  # a name begins with a letter or digit
 
 
 def dump_study(study: Study) -> str:

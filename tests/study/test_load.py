@@ -47,6 +47,7 @@ def test_target_of_the_default_study_belongs_to_its_data() -> None:
         ({"dataset": "wine"}, "wine-strong-scaling"),
         ({"dataset": {"csv": {"file": "cells.csv", "target": "kind"}}, "scaling": "weak"}, "cells-weak-scaling"),
         ({"dataset": "own/data.py:load"}, "data-strong-scaling"),
+        ({"dataset": "own/_data.py:load"}, "data-strong-scaling"),
         ({"dataset": "wine", "name": "mine"}, "mine"),
     ],
 )
