@@ -18,7 +18,7 @@ from scalebench.cluster.operation import Kind
 from scalebench.comm.base import BETWEEN_STAGES
 from scalebench.errors import RunError, ScalebenchError
 from scalebench.pricing.charges import Charges, Floats, Machines
-from scalebench.pricing.meetings import Collectives, Meeting, expected_largest
+from scalebench.pricing.collective_ends import Collectives, Rendezvous, expected_largest
 from scalebench.pricing.overlap import hidden_s
 from scalebench.pricing.program import Compute, Program, Step, programs_of
 from scalebench.pricing.queues import Queue
@@ -137,7 +137,7 @@ class _Walk:
         ranks, at, spread = program.ranks, program.places, self.machines.spread
         now = self.ledger.now
         calls: dict[RankGroups, int] = defaultdict(int)
-        started: dict[int, Meeting] = {}
+        started: dict[int, Rendezvous] = {}
         for number, compute, steps, together in program.epochs:
             seconds = self.machines.seconds(compute, ranks)
             stretches = np.add.reduceat(seconds, compute.starts, axis=0) if len(compute.starts) else seconds
@@ -160,12 +160,12 @@ class _Walk:
                     call = calls[event.partition]
                     calls[event.partition] += 1
                     passes = seconds[backward] if event.overlap is not None else None
-                    meeting = self.collectives.join(event, call, program, now, self.variance, passes)
+                    rendezvous = self.collectives.join(event, call, program, now, self.variance, passes)
                     self.variance[:, at] = 0.0
                     if not event.blocking:
-                        started[place] = meeting
+                        started[place] = rendezvous
                         continue
-                    yield from self._until_met(meeting, program)
+                    yield from self._until_met(rendezvous, program)
                 elif event.kind == "wait":
                     if (found := started.pop(event.amount, None)) is not None:
                         yield from self._until_met(found, program)
@@ -236,18 +236,18 @@ class _Walk:
         for kept, running in zip(vars(self.epochs[epoch]).values(), vars(self.ledger).values(), strict=True):
             kept[..., at] = running[..., at]
 
-    def _until_met(self, meeting: Meeting, program: Program) -> Iterator[str]:
+    def _until_met(self, rendezvous: Rendezvous, program: Program) -> Iterator[str]:
         """Wait until all members of the program's groups have arrived; advance those that wait in it to its end."""
-        while not meeting.is_complete(program):
+        while not rendezvous.is_complete(program):
             yield "waits"
-        if (waiting := self.collectives.settle(meeting)) is not None:
-            self._communicated(waiting, meeting)
+        if (waiting := self.collectives.settle(rendezvous)) is not None:
+            self._communicated(waiting, rendezvous)
 
-    def _communicated(self, at: Ints | slice, meeting: Meeting) -> None:
+    def _communicated(self, at: Ints | slice, rendezvous: Rendezvous) -> None:
         """Record the time up to the end of a collective as communication."""
-        now, ends = self.ledger.now[:, at], meeting.ends[:, at]
-        waited = np.maximum(0.0, np.minimum(meeting.latest[:, at], ends) - now)
-        self._record(at, np.maximum(now, ends), waited, meeting.costs[:, at])
+        now, ends = self.ledger.now[:, at], rendezvous.ends[:, at]
+        waited = np.maximum(0.0, np.minimum(rendezvous.latest[:, at], ends) - now)
+        self._record(at, np.maximum(now, ends), waited, rendezvous.costs[:, at])
 
     def _record(self, at: Ints | slice, until: Floats, waited: Floats, cost: Floats) -> None:
         ledger = self.ledger

@@ -4,7 +4,7 @@ The training is priced at four ends: steps as fast and as slow as their source m
 links at the speed that the cluster states and at the least share of it that published measurements reached. At the
 slow end of the links hidden communication delays a step all the same, and jitter that nobody stated is as large as
 found. The interval spans the ends, and widens with the square root of the doublings of workers from a single one.
-These are the terms of the intervals of published measurements (`validation.prediction`), of which 93 % held with these
+These are the terms of the intervals of published measurements (`validation.held_out`), of which 93 % held with these
 alone.
 
 Where a calibration measured the engine, its links are not varied, and doublings count beyond what it measured.

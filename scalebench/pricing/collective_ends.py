@@ -48,7 +48,7 @@ class Groups:
         return self._of_programs[program]
 
 
-class Meeting:
+class Rendezvous:
     """One collective of every group of a partition: arrivals, ends and costs by worker, state by group."""
 
     def __init__(self, event: Event, key: tuple[RankGroups, int], groups: Groups, shape: tuple[int, int]) -> None:
@@ -80,7 +80,7 @@ class Collectives:
     def __init__(self, machines: Machines, shape: tuple[int, int]) -> None:
         self.prices, self.shape, self._machines = machines.prices, shape, machines
         self._expects = machines.spread is not None
-        self._meetings: dict[tuple[RankGroups, int], Meeting] = {}
+        self._pending: dict[tuple[RankGroups, int], Rendezvous] = {}
         self._groups: dict[RankGroups, Groups] = {}
         self._streams: dict[tuple[Groups, int], list[Stream]] = {}
 
@@ -92,7 +92,7 @@ class Collectives:
         now: Floats,
         variance: Floats,
         passes: Floats | None,
-    ) -> Meeting:
+    ) -> Rendezvous:
         """Return the `call`-th collective of the event's partition, which the workers of `program` join `now`.
 
         `variance` is that of their compute before, `passes` are the seconds of their last backward passes.
@@ -100,70 +100,70 @@ class Collectives:
         partition = event.partition
         assert partition is not None
         key = (partition, call)
-        meeting = self._meetings.get(key)
-        if meeting is None:
+        rendezvous = self._pending.get(key)
+        if rendezvous is None:
             if partition not in self._groups:
                 self._groups[partition] = Groups(partition, self.shape[1], self.prices.distinct[0])
             groups = self._groups[partition]
-            meeting = self._meetings[key] = Meeting(event, key, groups, self.shape)
+            rendezvous = self._pending[key] = Rendezvous(event, key, groups, self.shape)
         at = program.places
-        labels, counts = meeting.groups.of(program)
-        if event is not meeting.event and _cost_key(event) != _cost_key(meeting.event):
-            meeting.others |= dict.fromkeys(labels.tolist(), event)
-        meeting.arrivals[:, at] = now[:, at]
-        meeting.missing -= counts
-        meeting.awaited -= len(program.ranks)
+        labels, counts = rendezvous.groups.of(program)
+        if event is not rendezvous.event and _cost_key(event) != _cost_key(rendezvous.event):
+            rendezvous.others |= dict.fromkeys(labels.tolist(), event)
+        rendezvous.arrivals[:, at] = now[:, at]
+        rendezvous.missing -= counts
+        rendezvous.awaited -= len(program.ranks)
         if passes is not None:
-            if meeting.passes is None:
-                meeting.passes = np.empty(self.shape)
-            meeting.passes[:, at] = passes
+            if rendezvous.passes is None:
+                rendezvous.passes = np.empty(self.shape)
+            rendezvous.passes[:, at] = passes
         if self._expects:
-            np.maximum.at(meeting.late, labels, variance[:, at].T)
-        return meeting
+            np.maximum.at(rendezvous.late, labels, variance[:, at].T)
+        return rendezvous
 
-    def settle(self, meeting: Meeting) -> Ints | slice | None:
+    def settle(self, rendezvous: Rendezvous) -> Ints | slice | None:
         """Set the ends of groups that are complete, and return their members that wait in it."""
-        if meeting.key not in self._meetings:
+        if rendezvous.key not in self._pending:
             return None
-        ready = (meeting.missing == 0) & ~meeting.settled
+        ready = (rendezvous.missing == 0) & ~rendezvous.settled
         if not ready.any():
             return None
-        meeting.settled |= ready
-        if meeting.settled.all():  # all members have joined and hold it
-            self._meetings.pop(meeting.key, None)
-        groups, event = meeting.groups, meeting.event
+        rendezvous.settled |= ready
+        if rendezvous.settled.all():  # all members have joined and hold it
+            self._pending.pop(rendezvous.key, None)
+        groups, event = rendezvous.groups, rendezvous.event
         if event.kind == Kind.MERGE and self.shape[1] == len(groups.partition.labels):
-            self._merge(meeting)
+            self._merge(rendezvous)
             return slice(None)
         if len(ready) == 1:
-            latest = meeting.arrivals.max(axis=1, keepdims=True)
+            latest = rendezvous.arrivals.max(axis=1, keepdims=True)
         else:
-            latest = np.maximum.reduceat(meeting.arrivals[:, groups.order], groups.starts, axis=1)
+            latest = np.maximum.reduceat(rendezvous.arrivals[:, groups.order], groups.starts, axis=1)
         cost = np.empty_like(latest)
         ends = np.empty_like(latest)
         for labels, members in groups.alike:
             if self._expects:
-                latest[:, labels] += np.sqrt(meeting.late[labels].T) * expected_largest(len(members))
+                latest[:, labels] += np.sqrt(rendezvous.late[labels].T) * expected_largest(len(members))
             if event.overlap is not None and len(members) > 1:
                 for label in labels[ready[labels]].tolist():
-                    ends[:, label], cost[:, label] = self._overlapped(meeting, label, latest[:, label])
+                    ends[:, label], cost[:, label] = self._overlapped(rendezvous, label, latest[:, label])
                 continue
-            for each, own in meeting.kinds(labels):
+            for each, own in rendezvous.kinds(labels):
                 seconds = self._cost(each, members)[:, None]
                 cost[:, own] = seconds
                 ends[:, own] = latest[:, own] + seconds
         if len(ready) == 1:
-            meeting.latest, meeting.ends, meeting.costs = (
+            rendezvous.latest, rendezvous.ends, rendezvous.costs = (
                 each.repeat(self.shape[1], axis=1) for each in (latest, ends, cost)
             )
             return slice(None) if event.blocking else None
-        if meeting.ends is meeting.arrivals:
-            meeting.latest, meeting.ends, meeting.costs = np.empty((3, *self.shape))
+        if rendezvous.ends is rendezvous.arrivals:
+            rendezvous.latest, rendezvous.ends, rendezvous.costs = np.empty((3, *self.shape))
         here = ready[groups.labels]
-        for kept, found in ((meeting.latest, latest), (meeting.ends, ends), (meeting.costs, cost)):
+        for kept, found in ((rendezvous.latest, latest), (rendezvous.ends, ends), (rendezvous.costs, cost)):
             kept[:, here] = found[:, groups.labels[here]]
         waiting = ready & event.blocking
-        for label, other in meeting.others.items():
+        for label, other in rendezvous.others.items():
             waiting[label] = ready[label] and other.blocking
         if waiting.all():
             return slice(None)
@@ -206,41 +206,41 @@ class Collectives:
             return self._doubling(event)
         return self.prices.time(event.operation._replace(members=members))
 
-    def _overlapped(self, meeting: Meeting, label: int, latest: Floats) -> tuple[Floats, Floats]:
+    def _overlapped(self, rendezvous: Rendezvous, label: int, latest: Floats) -> tuple[Floats, Floats]:
         """Return the end of the averages that begin during the backward pass, and the cost of all of them, (M,)."""
-        overlap, members = meeting.event.overlap, meeting.groups.members[label]
+        overlap, members = rendezvous.event.overlap, rendezvous.groups.members[label]
         assert overlap is not None
-        assert meeting.passes is not None
-        own = np.flatnonzero(meeting.groups.labels == label)
-        arrivals, seconds = meeting.arrivals[:, own], meeting.passes[:, own]
+        assert rendezvous.passes is not None
+        own = np.flatnonzero(rendezvous.groups.labels == label)
+        arrivals, seconds = rendezvous.arrivals[:, own], rendezvous.passes[:, own]
         late = latest - arrivals.max(axis=1)  # by the expected jitter
         begins = arrivals - seconds + late[:, None]
         if overlap.cycle_s == 0:
             end, cost = buckets_end((begins, seconds), overlap, self.prices, members)
             return np.maximum(latest, end), cost
-        key = (meeting.groups, label)
+        key = (rendezvous.groups, label)
         streams = self._streams.setdefault(key, [Stream() for _ in self.prices.costs])
         before = np.array([stream.transferred_s for stream in streams])
         passes = zip(begins, seconds, streams, self.prices.costs, strict=True)
         ends = np.array([stream.end((b, s), overlap, costs, members) for b, s, stream, costs in passes])
         return np.maximum(latest, ends), np.array([stream.transferred_s for stream in streams]) - before
 
-    def _merge(self, meeting: Meeting) -> None:
+    def _merge(self, rendezvous: Rendezvous) -> None:
         """Exchange in pairs at doubling distances: a message to the higher rank, a merge there, and its answer."""
-        merging = self._machines.operation_s(meeting.event.name, 2)[:, None]
-        now, waits = meeting.arrivals.copy(), np.zeros(self.shape)
+        merging = self._machines.operation_s(rendezvous.event.name, 2)[:, None]
+        now, waits = rendezvous.arrivals.copy(), np.zeros(self.shape)
         costs, ranks, stride = np.zeros(self.shape), np.arange(self.shape[1]), 1
         while stride < len(ranks):
             low = ranks[(ranks & stride) == 0]
             high = low | stride
             for source, rank, adding in ((low, high, merging), (high, low, 0.0)):
-                message = self._messages(meeting.event.operation.nbytes, source, rank)
+                message = self._messages(rendezvous.event.operation.nbytes, source, rank)
                 waits[:, rank] += np.maximum(0.0, now[:, source] - now[:, rank])
                 now[:, rank] = np.maximum(now[:, rank], now[:, source] + message) + adding
                 costs[:, rank] += message
             stride *= 2
-        meeting.ends, meeting.costs = now, costs
-        meeting.latest = meeting.arrivals + waits  # so that waiting is the sum over the exchanges
+        rendezvous.ends, rendezvous.costs = now, costs
+        rendezvous.latest = rendezvous.arrivals + waits  # so that waiting is the sum over the exchanges
 
     def _doubling(self, event: Event) -> Floats:
         """Return the seconds of these exchanges between equal workers, of which a few stand for all, (M,)."""
