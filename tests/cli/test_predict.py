@@ -2,7 +2,6 @@ from __future__ import annotations
 
 import csv
 import re
-from types import SimpleNamespace
 
 import click
 import pytest
@@ -11,7 +10,6 @@ from click.testing import CliRunner
 
 from scalebench.cli.main import main
 from scalebench.errors import UsageError
-from scalebench.predictions.points import _shares
 from tests.analysis.conftest import study  # noqa: F401
 from tests.analysis.test_critical_batch import COUNTS, aimed, law
 
@@ -85,18 +83,6 @@ def test_law_of_gradient_averaging_marks_other_strategies():
     assert "averaged in every batch" not in means
     alone = invoke("--step-time", "0.05", *counts[:2], *counts[4:], "--epochs-to-target", "35,20000").output
     assert re.search(r"epoch_average at 64 workers .*least", alone), "if there is no other"
-
-
-@pytest.mark.parametrize(
-    ("shares", "said"),
-    [
-        ({"compute": 0.7, "network": 0.2}, "network to 20 %; the rest, 10 %, to several at once or to none"),
-        ({"compute": 0.8, "network": 0.21}, "network to 21 %"),
-        ({"compute": 0.8, "cycle": 0.25}, "cycle to 25 %; more than all together, as one waits for another"),
-    ],
-)
-def test_shares_of_what_the_time_follows_account_for_all_of_it(shares, said):
-    assert _shares(SimpleNamespace(shares=shares)).endswith(said)
 
 
 def test_counts_that_a_strategy_refuses_for_one_reason_share_a_line():
