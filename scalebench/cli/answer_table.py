@@ -33,7 +33,7 @@ from scalebench.formatting import (
     reduction_bounds_alone,
     time_of_cell_alone,
 )
-from scalebench.study.cell import BATCH, CELL, EXECUTIONS
+from scalebench.study.cell import BATCH, CELL, EXECUTIONS, batch_in_words
 from scalebench.study.choices import BASELINES
 from scalebench.tables import Column, Table
 
@@ -95,17 +95,10 @@ def _one_engine(table: pd.DataFrame) -> pd.DataFrame:
 def _by_line(table: pd.DataFrame) -> pd.DataFrame:
     """The cells with the label of their `line`: the strategy, and its batch where it ran at several at one point."""
     several = table["label"].isin(table.loc[table.duplicated(_POINT), "label"])
-    fixed = zip(several, table["label"], table["batch_policy"], *(table[name] for name in BATCH), strict=True)
-    return table.assign(
-        line=[
-            label
-            if not many
-            else f"{label}, batch {own}"
-            if policy == "per_worker"
-            else f"{label}, global batch {whole}"
-            for many, label, policy, own, whole in fixed
-        ]
-    )
+    sizes = table["batch_per_worker"].where(table["batch_policy"] == "per_worker", table["batch_global"])
+    batches = map(batch_in_words, table["batch_policy"], sizes)
+    lines = zip(table["label"], batches, several, strict=True)
+    return table.assign(line=[f"{label}, {batch}" if many else label for label, batch, many in lines])
 
 
 def _spare(place: Place, places: Sequence[Place]) -> int:

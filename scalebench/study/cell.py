@@ -56,6 +56,11 @@ CELL = list(Cell._fields)  # columns of tables with a row for each cell
 PLACE, SERIES, BATCH = CELL[:4], CELL[:3], CELL[4:]
 
 
+def batch_in_words(policy: str, size: object) -> str:
+    """Return `batch 16 per worker` or `global batch 64`, by the policy that keeps it."""
+    return f"batch {size} per worker" if policy == "per_worker" else f"global batch {size}"
+
+
 def strategy_rank(label: str) -> tuple[int, tuple[tuple[str, float], ...]]:
     """Sort key of labels: baselines first, then the other strategies by name and number."""
     return (PER_BATCH.index(label) if label in PER_BATCH else len(PER_BATCH), natural(label))

@@ -62,8 +62,8 @@ def test_a_strategy_at_two_batches_has_a_line_for_each(study):  # noqa: F811
         at_batch = {"batch_per_worker": batch}
         rows += [row.model_copy(update={**at_batch, "run_id": f"{row.run_id}-{batch}"}) for row in own]
     page = lines(study(rows=rows))
-    assert below(page, "time of 6 epochs", "serial, batch 16")[-1].strip() == "16.0 s"
-    assert below(page, "time of 6 epochs", "serial, batch 32")[-1].strip() == "8.00 s"
+    assert below(page, "time of 6 epochs", "serial, batch 16 per worker")[-1].strip() == "16.0 s"
+    assert below(page, "time of 6 epochs", "serial, batch 32 per worker")[-1].strip() == "8.00 s"
     small, large = (page.index(line) for line in page if line.startswith("epoch_average, batch") and " s" in line)
     assert (page[small].split()[-2], page[small + 1].split()[-2]) == ("6.00", "(+25")
     assert (page[large].split()[-2], page[large + 1].split()[-2]) == ("1.50", "(+62")

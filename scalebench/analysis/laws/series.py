@@ -19,7 +19,7 @@ from scalebench.analysis.loading import Results, cells_in
 from scalebench.analysis.native_check import VirtualError, error_of_times
 from scalebench.analysis.rounds import CellRuns, runs_by_cell, timed
 from scalebench.formatting import counted
-from scalebench.study.cell import EXECUTIONS, SERIES, Cell, strategy_rank
+from scalebench.study.cell import EXECUTIONS, SERIES, Cell, batch_in_words, strategy_rank
 from scalebench.study.spec import SIMULATED
 
 Array: TypeAlias = npt.NDArray[np.float64]
@@ -122,7 +122,7 @@ class Series:
         """The batch in words, by which series of one strategy are told apart; empty where the study has one batch."""
         if not self.among_batches:
             return ""
-        return f"batch {self.batch} per worker" if self.batch_policy == "per_worker" else f"global batch {self.batch}"
+        return batch_in_words(self.batch_policy, self.batch)
 
     @property
     def name(self) -> str:

@@ -28,7 +28,7 @@ from scalebench.cluster.network import allreduce_name
 from scalebench.errors import ClusterError
 from scalebench.figures.added import Added
 from scalebench.formatting import counted, digits, seconds
-from scalebench.study.cell import EXECUTIONS, PLACE
+from scalebench.study.cell import EXECUTIONS, PLACE, batch_in_words
 from scalebench.study.jitter import STATED
 from scalebench.study.spec import SIMULATED
 
@@ -208,7 +208,8 @@ def _batch(runs: pd.DataFrame) -> str:
     per_worker = runs["batch_policy"].iloc[-1] == "per_worker"
     sizes = runs["batch_per_worker" if per_worker else "batch_global"].dropna().unique()
     batch = " or ".join(str(size) for size in sorted(sizes, reverse=True)) or "?"
-    policy = f"{f'Batch {batch} per worker' if per_worker else f'Global batch {batch}'} at every worker count"
+    words = batch_in_words(runs["batch_policy"].iloc[-1], batch)
+    policy = f"{words[:1].upper()}{words[1:]} at every worker count"
     taken = {count: sorted(own.dropna().unique()) for count, own in runs.groupby("workers")["steps_per_epoch"]}
     steps = ["-".join(str(own) for own in dict.fromkeys([*some[:1], *some[-1:]])) or "–" for some in taken.values()]
     if set(steps) == {"–"}:
