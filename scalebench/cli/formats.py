@@ -1,9 +1,14 @@
-"""The option `--format` of commands that end with a table, and how they print it."""
+"""The option `--format` of commands that end with a table, how they print it, and how they write all columns."""
 
 from __future__ import annotations
 
+import csv
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
 import click
 
+from scalebench.errors import writing
 from scalebench.tables import FORMATS, Table, render
 
 format_option = click.option(
@@ -26,3 +31,11 @@ def show_tables(form: str, *parts: Table | str) -> None:
         tables = [render(part, form) for part in parts if isinstance(part, Table)]
         several = form == "json" and len(tables) > 1
         click.echo(f"[\n{','.join(tables)}]\n" if several else "\n".join(tables), nl=False)
+
+
+def write_rows(path: Path, rows: Sequence[Mapping[str, object]]) -> None:
+    """Write rows with equal columns as CSV; without any, the column that all modelled rows have."""
+    with writing(path, ""), path.open("w", newline="") as file:
+        writer = csv.DictWriter(file, list(rows[0]) if rows else ["execution"], lineterminator="\n")
+        writer.writeheader()
+        writer.writerows(rows)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import csv
 import gc
 from collections.abc import Sequence
 from pathlib import Path
@@ -12,7 +11,7 @@ import rich_click as click
 from click import get_current_context
 from click.core import ParameterSource
 
-from scalebench.cli.formats import format_option, show_tables
+from scalebench.cli.formats import format_option, show_tables, write_rows
 from scalebench.cli.options import (
     NEW_FILE,
     NEW_PICTURE,
@@ -24,7 +23,7 @@ from scalebench.cli.options import (
 )
 from scalebench.cli.platform_options import POSITIVE, parse_strategy, platform_options, predictor_of
 from scalebench.cli.what_if import VARY_WORKERS, show, varied_training, vary_option
-from scalebench.errors import UsageError, writing
+from scalebench.errors import UsageError
 
 if TYPE_CHECKING:
     from scalebench.analysis.epochs_to_target import SeriesLaw
@@ -106,7 +105,7 @@ def predict(
         return 0
     found = predicted(model, workers, strategies, epochs_to_target, flags)
     if table is not None:
-        _write(table, found.rows(price))
+        write_rows(table, found.rows(price))
     if figure is not None and found.grid.points:
         _draw(figure, found)
     show_tables(form, *found.answer(budget, price), found.table(), *found.sentences(budget, price))
@@ -167,10 +166,3 @@ def _draw(path: Path, found: Predicted) -> None:
     held = [held_at(predictor, point) for point in grid.points]
     what = f"{predictor.training}; {predictor.platform.device.source}"
     draw_prediction(path, grid, held, what, predictor.workload.in_all)
-
-
-def _write(path: Path, rows: list[dict[str, object]]) -> None:
-    with writing(path, ""), path.open("w", newline="") as file:
-        writer = csv.DictWriter(file, list(rows[0]) if rows else ["execution"], lineterminator="\n")
-        writer.writeheader()
-        writer.writerows(rows)

@@ -5,7 +5,6 @@
 
 from __future__ import annotations
 
-import csv
 import gc
 from collections.abc import Sequence
 from pathlib import Path
@@ -13,10 +12,10 @@ from typing import TYPE_CHECKING, Any
 
 import rich_click as click
 
-from scalebench.cli.formats import show_tables
+from scalebench.cli.formats import show_tables, write_rows
 from scalebench.cli.options import NEW_FILE, NEW_PICTURE, STRATEGY, verbosity_options
 from scalebench.cli.platform_options import parse_strategy, platform_options, predictor_of
-from scalebench.errors import UsageError, writing
+from scalebench.errors import UsageError
 
 if TYPE_CHECKING:
     from scalebench.predictions.variation import Variation
@@ -84,7 +83,7 @@ def show(
     parts: list[Table | str] = [*found.answer(price), found.table()] if found.is_priced_in_few_cells else []
     show_tables(form, *parts, *found.remarks())
     if table is not None:
-        _write(table, found.rows())
+        write_rows(table, found.rows())
     if figure is not None:
         _draw(figure, found)
 
@@ -98,10 +97,3 @@ def _draw(path: Path, found: Variation) -> None:
     place = "" if any(axis.name == "workers" for axis in one.axes) else f" at {found.workers:,} workers"
     what = f"{found.predictor.training}{by}{place}, where nothing else is said"
     draw_what_if(path, planes, f"{what}; {found.predictor.platform.device.source}")
-
-
-def _write(path: Path, rows: Sequence[dict[str, object]]) -> None:
-    with writing(path, ""), path.open("w", newline="") as file:
-        writer = csv.DictWriter(file, list(rows[0]), lineterminator="\n")
-        writer.writeheader()
-        writer.writerows(rows)
