@@ -9,10 +9,12 @@ from __future__ import annotations
 import ctypes
 from contextlib import suppress
 
+from scalebench.records.schema import NOT_SLOWED, POWER_CAP
+
 LIBRARY = "libnvidia-ml.so.1"
 _SM = 1  # NVML_CLOCK_SM
 # Reason -> bits of nvmlClocksThrottleReasons; others, as an idle GPU or a rate that was asked for, are no fault.
-_REASONS = {"power-cap": 0x4, "hardware": 0x8, "thermal": 0x20 | 0x40, "power-brake": 0x80}
+_REASONS = {POWER_CAP: 0x4, "hardware": 0x8, "thermal": 0x20 | 0x40, "power-brake": 0x80}
 
 
 class Gpu:
@@ -74,4 +76,4 @@ class GpuClocks:
     @property
     def slowdowns(self) -> str | None:
         """The reasons as in records: `power-cap+thermal`, `none`; None if they are unknown."""
-        return None if self._slowdowns is None else "+".join(sorted(self._slowdowns)) or "none"
+        return None if self._slowdowns is None else "+".join(sorted(self._slowdowns)) or NOT_SLOWED

@@ -25,6 +25,8 @@ ENVIRONMENT_COLUMNS = (
     *("host_hash", "git_commit", "git_dirty", "packages_hash", "scheduler_job_id", "provenance"),
 )
 
+NOT_SLOWED, POWER_CAP = "none", "power-cap"  # in the column worker_gpu_slowdowns, beside other reasons
+
 Status = Literal["completed", "failed", "diverged", "timeout", "interrupted"]
 Kind = Literal["text", "integer", "number", "flag"]
 

@@ -7,10 +7,10 @@ from collections.abc import Iterator
 from scalebench.analysis.diagnosis.symptom import Symptom, in_runs, run_ids, workers_of
 from scalebench.analysis.loading import Results
 from scalebench.formatting import seconds
+from scalebench.records.schema import NOT_SLOWED, POWER_CAP
 from scalebench.study.spec import SIMULATED
 
 DROP = 0.1  # of the clock rate between begin and end of training; turbo modes stay within it once cores are warm
-NO_REASON = "none"  # in the column `worker_gpu_slowdowns`
 APART_S = 1e-3  # offset that matters: log files have milliseconds
 
 
@@ -50,8 +50,8 @@ def throttled_gpus(results: Results) -> Iterator[Symptom]:
     """
     table = workers_of(results.completed).dropna(subset=["gpu_mhz_before", "gpu_mhz_after", "gpu_slowdowns"], how="all")
     rate = table["gpu_mhz_after"].astype(float) / table["gpu_mhz_before"].astype(float)
-    reasons = table["gpu_slowdowns"].fillna(NO_REASON).str.split("+").map(frozenset)
-    table = table.assign(rate=rate, reasons=reasons, faults=reasons.map(lambda each: each - {NO_REASON, "power-cap"}))
+    reasons = table["gpu_slowdowns"].fillna(NOT_SLOWED).str.split("+").map(frozenset)
+    table = table.assign(rate=rate, reasons=reasons, faults=reasons.map(lambda each: each - {NOT_SLOWED, POWER_CAP}))
     for node, own in table.groupby("node"):
         slowed = own[own["rate"] < 1 - DROP]
         found = own[(own["rate"] < 1 - DROP) | own["faults"].map(bool)]
@@ -61,7 +61,7 @@ def throttled_gpus(results: Results) -> Iterator[Symptom]:
         if len(slowed):
             worst = slowed.sort_values("rate").iloc[0]
             measured.append(f"from {worst['gpu_mhz_before']:,.0f} to {worst['gpu_mhz_after']:,.0f} MHz at worst")
-        if named := sorted(frozenset().union(*found["reasons"]) - {NO_REASON}):
+        if named := sorted(frozenset().union(*found["reasons"]) - {NOT_SLOWED}):
             measured.append(f"clocked down by {', '.join(named)}")
         yield Symptom(
             "throttled GPUs",
