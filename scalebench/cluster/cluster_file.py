@@ -6,7 +6,6 @@ Every number has a source.
 from __future__ import annotations
 
 import math
-import os
 from collections.abc import Collection
 from functools import cache
 from importlib import resources
@@ -19,7 +18,7 @@ from scalebench.errors import ClusterError, nearest
 from scalebench.study.heterogeneity import Heterogeneity, SlowLinks
 from scalebench.study.spec import Name, Training
 from scalebench.study.validation import StrictModel, explain, read_mapping
-from scalebench.system.hardware import cores
+from scalebench.system.hardware import cores, memory_mib
 
 _HERE = "this-machine"  # value read from this machine at loading
 _Source = Field(
@@ -266,4 +265,4 @@ def _resolved(node: dict[str, Any]) -> dict[str, Any]:
 
 
 def _memory_gib() -> float:
-    return round(os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") / 2**30, 1)
+    return round(memory_mib() / 1024, 1)
