@@ -33,7 +33,7 @@ _OF_RUNS = re.compile(r"(?P<study>.+): (?P<execution>\w+), (?P<engine>\w+)")
 
 
 def write_prediction_error(errors: pd.DataFrame, output: Path) -> list[Path]:
-    """Write the figure and each prediction to `output`; `errors` are those of `validation.errors`.
+    """Write the figure and each prediction to `output`; `errors` are those of `validation.prediction_errors`.
 
     Raises:
         ResultsError: a file cannot be written, or no measurement is at more workers than its base.

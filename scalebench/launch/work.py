@@ -142,7 +142,7 @@ class StoppingRule:
     Decisions follow from the rows alone: a command that continues a study decides as the interrupted one would have. A
     point with a failed run gets no further block until that run has been repeated.
 
-    The runs of the study are known as far as they are `planned`, of them `left`, and more with each block.
+    `planned` are the runs that are certain so far, `left` those of them that have not ended; a block may add others.
     `runs` are certain, `further` possible, both in order of execution. `seconds` are the training times of completed
     runs, by run_id.
     """

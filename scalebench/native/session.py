@@ -369,7 +369,8 @@ def _set_offsets(shares: Sequence[_Share], offsets: Sequence[ClockOffset] | None
 def _pace(run: Run) -> PacedStep | float:
     """The step time of the stated device: the study's, else the cluster's.
 
-    The study's is that of a batch of a worker; with a global batch of all of that, of which a replica takes its share.
+    `device_step_time` is the time of a worker's batch; with `batch_global`, that of the global batch, of which a
+    replica takes its share.
     """
     batch = run.batch_per_worker
     if batch is None:

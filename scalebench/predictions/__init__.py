@@ -1,1 +1,1 @@
-"""What is said of predictions: of points, of a number that is varied, of the epochs to a target."""
+"""Predictions in words, tables and rows: of points, of a number that is varied, of layouts, of epochs to a target."""

@@ -28,7 +28,7 @@ _FEWEST_TESTED, _IMAGES = 64, 3  # samples; axes
 
 @dataclass(frozen=True)
 class Planned:
-    """What a plan has found, and the planner that prices its layouts."""
+    """The layouts that a plan has found, and the planner that prices them."""
 
     planner: Planner
     found: Plan

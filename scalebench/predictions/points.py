@@ -27,7 +27,7 @@ _NAMED_REST = 0.02  # least share of the time that no component explains, to be 
 
 @dataclass(frozen=True)
 class Predicted:
-    """What is predicted with, the points, and by their place the epochs to a target, where these are known.
+    """The points of a prediction, its predictor, and by their place the epochs to a target, where these are known.
 
     A budget is in GPU-hours (core-hours) of the cluster, a price in any currency for one of them.
     """
@@ -93,9 +93,9 @@ class Predicted:
             Column("bound by", lambda each: each[0].binds, left=True),
         ]
         title = f"modelled ({predictor.platform.device.source}): {predictor.training}"
-        outside = dict.fromkeys(text for point in grid.points for text in point.outside)
-        outside |= dict.fromkeys(aim.beyond for aim in to_target.values() if aim.beyond)
-        notes = [f"* outside what the inputs are known to hold for: {'; '.join(outside)}"] if outside else []
+        beyond = dict.fromkeys(text for point in grid.points for text in point.outside)
+        beyond |= dict.fromkeys(aim.beyond for aim in to_target.values() if aim.beyond)
+        notes = [f"* outside what the inputs are known to hold for: {'; '.join(beyond)}"] if beyond else []
         if any(predictor.strategy(point.strategy).traits.cuts_model(point.workers) for point in grid.points):
             notes.append(f"times of layers: {predictor.platform.device.of_layers(predictor.workload.layers)}")
         return Table.of(title, columns, [(point, to_target.get(n)) for n, point in enumerate(grid.points)], notes)
@@ -202,8 +202,6 @@ def _needs(predictor: Predictor, point: Point) -> Iterator[str]:
 
 
 def _row(predictor: Predictor, point: Point, price: float | None, target: Target | None) -> dict[str, object]:
-    from scalebench.measured import Measured
-
     workload, node = predictor.workload, predictor.platform.cluster.node
     hour, each = predictor.platform.hours
     return {
@@ -241,7 +239,9 @@ def _row(predictor: Predictor, point: Point, price: float | None, target: Target
         "cost_core_hours": point.worker_hours * node.cores / node.workers_per_node,
         "cost_gpu_hours": point.worker_hours if hour == "GPU-hours" else "",
         "price": point.worker_hours * each * price if price else "",
-        **(target.epochs if target else Measured("", "", "")).named("epochs_to_target"),
+        "epochs_to_target": target.epochs.value if target else "",
+        "epochs_to_target_low": target.epochs.low if target else "",
+        "epochs_to_target_high": target.epochs.high if target else "",
         "time_to_target_s": target.epochs.value * point.epoch_s if target else "",
         "memory_bytes": point.memory.total,
         **{f"memory_{part}_bytes": getattr(point.memory, part) for part in _MEMORY},

@@ -34,7 +34,7 @@ _COMPARED = 2  # strategies whose times a sentence has; the rows have those of m
 
 @dataclass(frozen=True)
 class Variation:
-    """What is predicted with, and the cells of each strategy, at `workers` where that is not an axis."""
+    """The cells of each strategy, at `workers` where that is not an axis, and their predictor."""
 
     predictor: Predictor
     strategies: Sequence[Component]
@@ -57,7 +57,7 @@ class Variation:
 
     @property
     def is_priced_in_few_cells(self) -> bool:
-        """Whether cells are few enough for rows, and have their times at the ends of the intervals."""
+        """Return True if cells are few enough for rows, and so have their times at the ends of the intervals."""
         return self.planes[0].ends is not None
 
     def remarks(self) -> Iterator[str]:

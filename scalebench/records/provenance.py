@@ -128,7 +128,7 @@ def redact(text: str, environment: Mapping[str, str] = os.environ, *, names: boo
 def redactor(
     environment: Mapping[str, str] = os.environ, *, names: bool = True, short: bool = False
 ) -> Callable[[str], str]:
-    """Return what `redact` does to a text, for many of them: what is hidden is looked up once."""
+    """Return the function of a text that `redact` is, for many texts: secrets and names are looked up once."""
     secrets: list[str] = []  # patterns, in the order of the environment
     for name, secret in environment.items():
         if len(secret) >= _SHORTEST_SECRET and is_secret(name):

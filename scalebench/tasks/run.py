@@ -262,14 +262,14 @@ class TaskReplica(Replica):
             super().reset_optimizer()
 
     def share(self, initial: Tensor, host: int = 0) -> SharedState:
-        return _Unlocked(super().share(initial, host), self.fetch)
+        return _LockedOnceBack(super().share(initial, host), self.fetch)
 
     def epoch_done(self, epoch: int, agreed: bool | None) -> None:
         self.fetch()  # before the meters of the epoch are closed
         super().epoch_done(epoch, agreed)
 
 
-class _Unlocked:
+class _LockedOnceBack:
     """A shared state that a worker locks once its block is back: others merge, and train on, meanwhile."""
 
     def __init__(self, state: SharedState, fetch: Callable[[], None]) -> None:

@@ -54,7 +54,7 @@ def compute(run: Run, dataset: Dataset, machine: Machine) -> Trace:
 def compute_and_time(run: Run, dataset: Dataset, machine: Machine) -> Played:
     """Do as `simulate`, by one replica for all where they stay equal: the program is then walked through for its time.
 
-    What a program does that reads losses, or values of tensors, depends on its arithmetic: it is left to `simulate`.
+    A program that reads losses or values of tensors depends on its arithmetic, and is left to `simulate`.
     """
 
     def played() -> Played:
