@@ -9,7 +9,15 @@ import time
 import pytest
 
 from scalebench.native.heartbeat import _OPERATION as OPERATION
-from scalebench.native.heartbeat import Beat, Heartbeat, Phase, create_heartbeats, mark_over, read_heartbeats
+from scalebench.native.heartbeat import (
+    Beat,
+    Heartbeat,
+    Phase,
+    create_heartbeats,
+    is_stopped,
+    mark_over,
+    read_heartbeats,
+)
 from scalebench.native.postmortem import Pulse
 
 
@@ -307,9 +315,12 @@ def test_rank_that_leaves_ends_with_its_stopped_daemon_once_the_launch_is_over(t
     with subprocess.Popen([sys.executable, "-c", DAEMON, RANK, str(path)], **pipes) as daemon:
         assert daemon.stdout.readline() == "up\n"
         daemon.send_signal(signal.SIGSTOP)
+        deadline = time.monotonic() + 30
+        while not is_stopped(daemon.pid):  # on a busy core it runs on for a while
+            assert time.monotonic() < deadline
+            time.sleep(0.01)
         daemon.stdin.write("leave\n")
         daemon.stdin.flush()
-        deadline = time.monotonic() + 30
         while read_heartbeats(path)[0].phase is not Phase.LEAVING:
             assert time.monotonic() < deadline
             time.sleep(0.01)
