@@ -367,13 +367,15 @@ def test_saved_weights_can_be_initial_weights(scalebench, tmp_path):
 
     assert scalebench(*SMALL, "--strategy", "allreduce", "--workers", "2", "--set", "save_weights=true").returncode == 0
     (first,) = (tmp_path / "results").rglob("*.npz")
-    kept = np.load(first)
+    with np.load(first) as archive:
+        kept = dict(archive)
     assert kept["initial"].shape == kept["final"].shape
     assert np.abs(kept["final"] - kept["initial"]).max() > 0
     arguments = [*SMALL, "--strategy", "allreduce", "--workers", "2", "--set", "save_weights=true", "--output", "more"]
     assert scalebench(*arguments, "--set", f"init_weights={first}").returncode == 0
     (second,) = (tmp_path / "more").rglob("*.npz")
-    np.testing.assert_array_equal(np.load(second)["initial"], kept["final"])
+    with np.load(second) as archive:
+        np.testing.assert_array_equal(archive["initial"], kept["final"])
 
 
 def test_initial_weights_of_another_model_are_refused(refused, tmp_path):
