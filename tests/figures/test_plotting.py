@@ -373,9 +373,19 @@ def test_second_ticks_have_minimal_digits():
     assert shown[:7] == ["0.01", "0.03", "0.1", "0.3", "1", "3", "10"]
     with house_style():
         panel, *_ = Canvas("test").rows((1, 2.0))
-        panel.ax.plot([900, 4000], [0, 1])
+        panel.ax.plot([900, 9000], [0, 1])
         panel.seconds_axis("x")
-    assert [label.get_text() for label in panel.ax.get_xticklabels()][-3:] == ["1,000", "2,000", "5,000"]
+    shown = [label.get_text() for label in panel.ax.get_xticklabels()]
+    assert shown[shown.index("1,000") :][:3] == ["1,000", "2,000", "5,000"]
+
+
+def test_log_axis_within_a_decade_has_more_than_two_labels():
+    with house_style():
+        panel, *_ = Canvas("test").rows((2, 2.0))
+        panel.ax.plot([30, 110], [0, 1])
+        panel.seconds_axis("x")
+    low, high = panel.ax.get_xlim()
+    assert sum(low <= tick <= high for tick in panel.ax.get_xticks()) >= 3
 
 
 @pytest.mark.parametrize(

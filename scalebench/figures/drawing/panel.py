@@ -323,16 +323,17 @@ class Panel:
         if which == "y":
             self.fit_intervals()
         low, high = getattr(self.ax, f"get_{which}lim")()
-        # A short axis, which has fewer than two of the ticks 1, 2 and 5, has more.
-        least = 2 if len(_ticks((1.0, 2.0, 5.0), low, high)) > 1 else 0
-        ladders = [tuple(map(float, range(1, 10))), (1.0, 3.0, 5.0, 7.0), (1.0, 2.0, 5.0), (1.0, 3.0), (1.0,)][least:]
-        fitting = [subs for subs in ladders if self._has_room(_ticks(subs, low, high), low, high, which)]
+        dense, usual = [tuple(map(float, range(1, 10))), (1.0, 3.0, 5.0, 7.0)], [(1.0, 2.0, 5.0), (1.0, 3.0), (1.0,)]
+        few = len(_ticks(usual[0], low, high))
+        # A short axis, which has fewer than three of the ticks 1, 2 and 5, has more.
+        denser = [subs for subs in dense if few < 3 and len(_ticks(subs, low, high)) > few]
+        fitting = [subs for subs in denser + usual if self._has_room(_ticks(subs, low, high), low, high, which)]
         if len(_ticks(range(1, 10), low, high)) < 2:  # so short that it is nearly linear
             letters = len(_plain(low)) + 2
             room = 0.72 * self.width_in / (letters * _LETTER_PER_POINT_IN * rcParams["xtick.labelsize"])
             axis.set_major_locator(MaxNLocator(max(1, int(room)) if which == "x" else _MOST_LABELS // 2))
         else:
-            axis.set_major_locator(LogLocator(subs=(fitting or ladders[-1:])[0], numticks=20))
+            axis.set_major_locator(LogLocator(subs=(fitting or usual[-1:])[0], numticks=20))
         axis.set_major_formatter(FuncFormatter(lambda value, _: _plain(value)))
         axis.set_minor_locator(NullLocator())
         getattr(self.ax, f"set_{which}label")(label)
