@@ -8,6 +8,7 @@ import time
 
 import pytest
 
+from scalebench.cluster.mesh import Mesh
 from scalebench.native.heartbeat import _OPERATION as OPERATION
 from scalebench.native.heartbeat import (
     Beat,
@@ -199,12 +200,12 @@ def test_rank_for_which_the_others_wait_is_named_with_their_operation(four, cloc
             heart._text[OPERATION : OPERATION + 9] = b"allreduce"
     pulse.feel()
     clock.advance(61.0)
-    assert re.fullmatch(r"rank 1 .*training.* others waited in allreduce", pulse.silent(3))
+    assert re.fullmatch(r"rank 1 .*training.* others waited in allreduce", pulse.silent(Mesh(3)))
     hearts[1].beat()
     hearts[1]._text[OPERATION : OPERATION + 9] = b"allreduce"
     pulse.feel()
     clock.advance(61.0)
-    assert re.fullmatch(r"rank 0, rank 1, rank 2 .*training, in allreduce", pulse.silent(3))
+    assert re.fullmatch(r"rank 0, rank 1, rank 2 .*training, in allreduce", pulse.silent(Mesh(3)))
 
 
 def test_unusual_silence_of_all_workers_is_found(four, clock):
