@@ -123,7 +123,7 @@ def quantities(metrics: Collection[str]) -> dict[str, Column[Row]]:
 
 
 def _saving(baseline: str, of: str = "") -> Column[Row]:
-    """Return the column of what is saved against `baseline`, of the time or (`of` "target-") of that to the target."""
+    """Return the column of the time saved against `baseline`; with `of` "target-", of the time to the target."""
     return Column(
         f"{'to target ' if of else ''}vs {baseline}",
         fields(" ".join(f"{of}{baseline}{end}" for end in _EVERY)),

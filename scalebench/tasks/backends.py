@@ -224,7 +224,7 @@ def _pass_on(ended: SimpleQueue[Ended], ticket: int, future: Any, death: type[Ba
 
 
 def _result(value: Any) -> Any:
-    """Return the result of a task, for what it raised the error that says so."""
+    """Return the result of a task, or an EngineError that names the exception that it raised."""
     if isinstance(value, BaseException) and not isinstance(value, DeadWorkerError):
         return EngineError(f"a task failed: {in_one_line(value)}")
     return value
