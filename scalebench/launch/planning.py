@@ -295,10 +295,11 @@ def _few_steps(study: Study, made: Preparation) -> list[str]:
         steps = {workers: synchronisation.every * plan.steps(0) for workers, plan in made.plans.items() if workers > 1}
         few = {workers: count for workers, count in steps.items() if count < FEW_STEPS}
         if few:
-            worst, places = min(few.values()), ", ".join(map(str, few))
+            places = ", ".join(map(str, few))
+            most, least = (f"{100 * (1 - 1 / count):.0f} %" for count in (max(few.values()), min(few.values())))
             notes.append(
-                f"{component}: fewer than {FEW_STEPS} steps between synchronisations at {places} workers "
-                f"(down to {worst}); there it can save at most {100 * (1 - 1 / worst):.0f} % of the communication"
+                f"{component}: fewer than {FEW_STEPS} steps between synchronisations at {places} workers; there it can "
+                f"save at most {most if most == least else f'{most} to {least}'} of the communication"
             )
     return notes
 

@@ -97,6 +97,17 @@ def test_oversubscribed_points_are_noted_with_reasons(monkeypatch):
     assert "mpi with servers at 2, 4 workers; each server is one more process" in note
 
 
+def test_few_steps_between_synchronisations_are_noted_with_what_they_can_save():
+    keys = {"batch_per_worker": 16, "dataset": "diabetes"}  # 353 patients to train on
+    (note,) = [note for note in notes(["epoch_average"], "2,4,16,32", **keys) if "synchronisations" in note]
+    assert note == (
+        "epoch_average: fewer than 8 steps between synchronisations at 4, 16, 32 workers; there it can save at most "
+        "83 % to 0 % of the communication"
+    )
+    (note,) = [note for note in notes(["epoch_average"], "32", **keys) if "synchronisations" in note]
+    assert note.endswith("at 32 workers; there it can save at most 0 % of the communication")
+
+
 @needs_mpi
 @pytest.mark.parametrize(("nodes", "slots", "held"), [(1, 2, {1, 2}), (4, 2, {1, 2, 4, 8}), (2, 64, {1, 2, 4, 8, 16})])
 def test_a_study_is_planned_for_an_allocation_that_is_not_here(monkeypatch, nodes, slots, held):
