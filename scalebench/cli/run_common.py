@@ -130,7 +130,7 @@ def runs_left(tally: Tally) -> str:
     why = tally.why_left
     if tally.interrupted is not None:
         why = f"{signal.Signals(tally.interrupted).name} ended the command"
-    elif tally.failed:
+    elif tally.failed and not why:
         why = f"{counted(len(tally.failed), 'run')} failed"
     left = f"{counted(tally.remaining, 'run')} {'is' if tally.remaining == 1 else 'are'} left{which}"
     return f"{left}{f', as {why}' if why else ''}: the same command goes on with them"

@@ -468,6 +468,11 @@ def test_further_virtual_runs_take_the_share_of_cores_that_others_keep_busy(busy
             3,
             "1 run is left, as the 90 s",
         ),
+        (
+            {"completed": 2, "remaining": 1, "failed": [None], "why_left": "the 90 s for real runs are over"},
+            1,
+            "1 run is left, as the 90 s",
+        ),
         ({"completed": 2, "remaining": 2, "interrupted": 2}, 130, "2 runs are left, as SIGINT ended the command"),
         ({"completed": 2, "failed": [None]}, 1, ""),
     ],
