@@ -26,6 +26,7 @@ PAIRED_FROM, PAIRED_FROM_IF_TORN = 2, 3  # rounds; the latter where other common
 _NEEDED = [*CELL, "strategy", "scaling", "batch_policy", "repetition", "run_order", "attempt", "started_utc"]
 _NEEDED += ["train_s", "eval_s", "oversubscribed", "disturbed", "seed", "metric_name", "final_metric", "epochs"]
 _NEEDED += ["target_metric", "time_to_target_s", "epochs_to_target", "pipeline_parallel", "tensor_parallel"]
+_NEEDED += ["syncs", "optimizer_steps"]
 
 
 @dataclass(frozen=True)
@@ -37,7 +38,7 @@ class CellRuns:
     `reach_s` is the largest distance in time of two runs made side by side. Of runs that were disturbed beside
     undisturbed ones only the `metrics` are here. `target` is the target metric of the last run (NaN without one),
     `aimed` are the rounds with this target, `to_target` and `epochs_to_target` seconds and epochs until it in those
-    that reached it. `parts` are the workers of a replica.
+    that reached it. `parts` are the workers of a replica. `seldom` is False where workers synchronised in every step.
     """
 
     at: Cell
@@ -59,6 +60,7 @@ class CellRuns:
     to_target: dict[int, float] = field(default_factory=dict)
     epochs_to_target: dict[int, float] = field(default_factory=dict)
     parts: int = 1
+    seldom: bool = True
 
     @property
     def execution(self) -> str:
@@ -154,6 +156,7 @@ def _cell_runs(runs: pd.DataFrame) -> CellRuns:
         to_target=by_round("time_to_target_s", reached),
         epochs_to_target=by_round("epochs_to_target", reached),
         parts=_parts(first),
+        seldom=_seldom(first),
     )
 
 
@@ -161,6 +164,12 @@ def _parts(first: pd.Series[Any]) -> int:
     """Workers of a replica; one where rows were written before they had these columns."""
     stages, shares = first["pipeline_parallel"], first["tensor_parallel"]
     return 1 if pd.isna(stages) or pd.isna(shares) else int(stages) * int(shares)
+
+
+def _seldom(first: pd.Series[Any]) -> bool:
+    """Whether workers synchronised in fewer steps than they made; assumed where a row does not tell."""
+    syncs, steps = first["syncs"], first["optimizer_steps"]
+    return pd.isna(syncs) or pd.isna(steps) or bool(syncs < steps)
 
 
 def spread(logs: Sequence[float] | NDArray[np.float64]) -> float:

@@ -230,6 +230,18 @@ def test_oversubscribed_runs_give_no_answer(keep):
     assert sentence(keep, cell("allreduce"), cell("epoch_average"), *crowded).startswith("At 8 workers")
 
 
+def test_the_headline_is_of_counts_at_which_workers_synchronise_less_often_than_in_every_step(keep):
+    """Two steps of an epoch at 8 workers, one at 16: there averaging every epoch is averaging every step."""
+    steps = {8: {"optimizer_steps": 4}, 16: {"optimizer_steps": 2}}
+    runs = [
+        cell(name, workers=count, syncs=2 if name == "epoch_average" else made["optimizer_steps"], **made)
+        for count, made in steps.items()
+        for name in ("allreduce", "epoch_average")
+    ]
+    assert sentence(keep, *runs).startswith("At 8 workers")
+    assert sentence(keep, *runs[2:]).startswith("At 16 workers")
+
+
 def test_default_study_has_an_answer(keep):
     results = keep(study_rows())
     found = [one for one in comparisons(results) if one.answers]
