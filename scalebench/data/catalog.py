@@ -15,9 +15,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from scalebench import __version__
-from scalebench.data.builder import DATASETS, Allocate, Arrays, DatasetBuilder, check
+from scalebench.data.builder import DATASETS, Allocate, Arrays, DatasetBuilder, check, validation_split
 from scalebench.data.dataset import ARRAY_NAMES, FORMAT_VERSION, META, Dataset, open_dataset, shapes_of
-from scalebench.data.split import validation_split
 from scalebench.errors import DataError
 from scalebench.study.spec import Training
 from scalebench.system.atomic_write import cache_folder

@@ -6,20 +6,16 @@ from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from math import prod
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 from zlib import crc32
 
 import numpy as np
 from numpy.typing import NDArray
 
-from scalebench.data import sources
-from scalebench.data.exchange import Ints, SingleProcess
-from scalebench.data.layout import Blocks, Grid, laid_out
-from scalebench.data.shuffle import SHUFFLES, shuffled
+from scalebench.data import files
+from scalebench.data.exchange import Ints, Peers, Ranks, SingleProcess
+from scalebench.data.layout import SHUFFLES, Blocks, Grid, laid_out, shuffled
 from scalebench.errors import DataError, nearest
-
-if TYPE_CHECKING:
-    from scalebench.data.spread import Peers, Ranks
 
 
 class DsTensor:
@@ -50,7 +46,7 @@ class DsTensor:
 
     def __init__(
         self,
-        array: NDArray[Any] | Callable[[], sources.Source],
+        array: NDArray[Any] | Callable[[], files.Source],
         blocks: Blocks | None = None,
         comm: Peers | None = None,
     ) -> None:
@@ -85,7 +81,7 @@ class DsTensor:
 
         Raises DataError if it cannot be read.
         """
-        return cls(partial(sources.npy, path), blocks, comm)
+        return cls(partial(files.npy, path), blocks, comm)
 
     @classmethod
     def from_npz(cls, path: Path, key: str, blocks: Blocks | None = None, comm: Peers | None = None) -> DsTensor:
@@ -93,7 +89,7 @@ class DsTensor:
 
         Raises DataError if it cannot be read.
         """
-        return cls(partial(sources.npz, path, key), blocks, comm)
+        return cls(partial(files.npz, path, key), blocks, comm)
 
     @classmethod
     def from_hdf5(cls, path: Path, key: str, blocks: Blocks | None = None, comm: Peers | None = None) -> DsTensor:
@@ -101,7 +97,7 @@ class DsTensor:
 
         With `comm`, each rank reads its blocks only. Raises DataError if it cannot be read, or without h5py.
         """
-        return cls(partial(sources.hdf5, path, key), blocks, comm)
+        return cls(partial(files.hdf5, path, key), blocks, comm)
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -241,7 +237,7 @@ class DsTensor:
         """Return the rows of all ranks as one array in memory."""
         return self._among.everything(self.array, self.block_sizes)
 
-    def _own(self, source: sources.Source, sizes: Ints) -> NDArray[Any]:
+    def _own(self, source: files.Source, sizes: Ints) -> NDArray[Any]:
         """Return the rows of this rank's blocks; in one process `source` itself if it is an array."""
         if isinstance(self._among, SingleProcess):
             return source if isinstance(source, np.ndarray) else np.asarray(source[()])
@@ -268,11 +264,7 @@ class DsTensor:
 
 
 def _among(comm: Peers | None) -> SingleProcess | Ranks:
-    if comm is None:
-        return SingleProcess()
-    from scalebench.data.spread import Ranks  # imports torch, which a plan does not need
-
-    return Ranks(comm)
+    return SingleProcess() if comm is None else Ranks(comm)
 
 
 def _as_array(array: Any) -> NDArray[Any]:

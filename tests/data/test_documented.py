@@ -5,8 +5,8 @@ from pathlib import Path
 import pytest
 
 from scalebench.data.builder import DATASETS
-from scalebench.data.partition import PARTITIONS
-from scalebench.data.shuffle import SHUFFLES
+from scalebench.data.layout import SHUFFLES
+from scalebench.data.plan import PARTITIONS
 from scalebench.models.architecture import MODELS
 
 DOCS = Path(__file__).parents[2] / "docs"

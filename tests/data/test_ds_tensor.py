@@ -9,8 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from scalebench.data.ds_tensor import DsTensor
-from scalebench.data.layout import cut
-from scalebench.data.shuffle import SHUFFLES
+from scalebench.data.layout import SHUFFLES, cut
 from scalebench.errors import DataError
 
 

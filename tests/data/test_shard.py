@@ -9,9 +9,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from scalebench.data.dataset import Dataset
+from scalebench.data.layout import SHUFFLES
 from scalebench.data.plan import BatchPlan
 from scalebench.data.shard import Shard
-from scalebench.data.shuffle import SHUFFLES
 
 
 def make_dataset(n, task="classification"):

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from scalebench.comm.engines import available
 from scalebench.data.ds_tensor import DsTensor
-from scalebench.data.shuffle import MOVING, SHUFFLES
+from scalebench.data.layout import MOVING, SHUFFLES
 from scalebench.errors import DataError
 from scalebench.launch.processes import environment, launch_command
 from tests.conftest import some

@@ -11,8 +11,7 @@ from typing import Any, ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
-from scalebench.data.builder import DATASETS, Allocate, Arrays, DatasetBuilder
-from scalebench.data.split import hold_out, standardised
+from scalebench.data.builder import DATASETS, Allocate, Arrays, DatasetBuilder, hold_out, standardised
 
 _TEST_FRACTION = 0.2
 _SPLIT_SEED = 0

@@ -14,10 +14,9 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import Field, NonNegativeInt, model_validator
 
-from scalebench.data.builder import DATASETS, Allocate, Arrays, DatasetBuilder, notes_on
+from scalebench.data.builder import DATASETS, Allocate, Arrays, DatasetBuilder, hold_out, notes_on, standardised
 from scalebench.data.dataset import Task
 from scalebench.data.files import only_file, require_fits
-from scalebench.data.split import hold_out, standardised
 from scalebench.errors import DataError, nearest
 
 _DELIMITERS = {";": "';'", "\t": r'"\t"', "|": "'|'", " ": "' '", ",": "','"}  # and how YAML writes them

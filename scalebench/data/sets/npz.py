@@ -11,11 +11,9 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import Field, NonNegativeInt
 
-from scalebench.data.builder import DATASETS, Allocate, Arrays, DatasetBuilder, notes_on
+from scalebench.data.builder import DATASETS, Allocate, Arrays, DatasetBuilder, hold_out, notes_on, standardised
 from scalebench.data.dataset import ARRAY_NAMES, Task
-from scalebench.data.files import only_file
-from scalebench.data.sources import read_npz
-from scalebench.data.split import hold_out, standardised
+from scalebench.data.files import only_file, read_npz
 from scalebench.errors import DataError
 
 _LARGEST = float(np.finfo(np.float32).max)

@@ -10,7 +10,7 @@ from mpi4py import MPI
 
 from scalebench.comm.mpi import MpiCommunicator
 from scalebench.data.ds_tensor import DsTensor
-from scalebench.data.shuffle import SHUFFLES
+from scalebench.data.layout import SHUFFLES
 from scalebench.errors import DataError
 
 WORLD = MPI.COMM_WORLD

@@ -3,8 +3,7 @@
 import numpy as np
 import pytest
 
-from scalebench.data.builder import DATASETS
-from scalebench.data.split import hold_out, standardised
+from scalebench.data.builder import DATASETS, hold_out, standardised
 from scalebench.errors import DataError
 
 
