@@ -8,7 +8,8 @@ level's own latency and bandwidth; where all g ranks of a node send at the same 
 
 Every cost grows with n and with p (ranks taken in order), and no allreduce is faster than 2 (p-1)/p n/B on its
 narrowest link. For p that is not a power of two the logarithms are rounded up: that covers folding the surplus ranks
-in, while the copy back to them, a + n/B, is assumed to be hidden.
+in, while the copy back to them, a + n/B, is assumed to be hidden. NCCL's allreduce, below, is priced by the model with
+which that library chooses its algorithm and protocol.
 """
 
 from __future__ import annotations
@@ -21,7 +22,9 @@ from typing import NamedTuple
 # bandwidth. Open MPI 5's table (coll_tuned_decision_fixed.c, an average over its developers' clusters) puts the same
 # switch, recursive doubling to Rabenseifner, between 128 bytes and 256 KiB, at 4 or 8 KiB for most rank counts.
 SHORT_MESSAGE = 2048
-SHORT_ALLGATHER = 81920  # MPICH's MPIR_CVAR_ALLGATHER_SHORT_MSG_SIZE, in bytes gathered
+_SHORT_ALLGATHER = 81920  # MPICH's MPIR_CVAR_ALLGATHER_SHORT_MSG_SIZE, in bytes gathered
+_NVLINK_FROM = 64e9  # bytes/s; assumption: PCIe 5.0 x16 has 63e9, the NVLinks of a P100 have 80e9
+_TREE_SHARE = 0.92
 
 
 class Level(NamedTuple):
@@ -62,7 +65,7 @@ def hierarchical(n: float, levels: Levels, gamma: float) -> float:
 
 def ring(n: float, levels: Levels, gamma: float) -> float:
     """2(p-1) a + 2(p-1)/p n/B + (p-1)/p n gamma, at the pace of the slowest link; one flow crosses each card."""
-    p, link = ranks_of(levels), levels[-1]
+    p, link = _ranks_of(levels), levels[-1]
     return 2 * (p - 1) * link.latency_s + (p - 1) / p * n * (2 / _slowest(levels) + gamma)
 
 
@@ -73,7 +76,7 @@ def tree(n: float, levels: Levels, gamma: float) -> float:
 
 def server(n: float, levels: Levels, gamma: float, shards: int = 1) -> float:
     """2a + max(2n/B, 2pn/(S B)): p workers push n bytes to, and pull them from, S shards on separate links."""
-    pushes = 2 * ranks_of(levels) * n / (shards * _slowest(levels))
+    pushes = 2 * _ranks_of(levels) * n / (shards * _slowest(levels))
     return 2 * levels[-1].latency_s + max(_own_link(n, levels), pushes)
 
 
@@ -91,7 +94,7 @@ def flexible_server(n: float, levels: Levels, gamma: float) -> float:
     if not top.across:
         return server(n, levels, gamma)
     total = min([top.total, *(top.ranks * level.bandwidth for level in below)])
-    return 2 * top.latency_s + max(_own_link(n, levels), 2 * ranks_of(levels) * n / total)
+    return 2 * top.latency_s + max(_own_link(n, levels), 2 * _ranks_of(levels) * n / total)
 
 
 def broadcast(n: float, levels: Levels, gamma: float) -> float:
@@ -115,19 +118,19 @@ def reduce_scatter(n: float, levels: Levels, gamma: float) -> float:
 
 def allgather(n: float, levels: Levels, gamma: float) -> float:
     """n bytes from each rank: ceil(lg p) a + (p-1) n/B (Bruck) while short; (p-1)(a + n/B), a ring, above."""
-    p = ranks_of(levels)
+    p = _ranks_of(levels)
     transfer = (p - 1) * n / _slowest(levels)
-    if p * n <= SHORT_ALLGATHER:
+    if p * n <= _SHORT_ALLGATHER:
         return sum(_lg(level.ranks) * level.latency_s for level in levels) + transfer
     return (p - 1) * levels[-1].latency_s + transfer
 
 
 def alltoallv(n: float, levels: Levels, gamma: float) -> float:
     """(p-1) a + n/B, n the largest number of bytes sent or received by a rank; ranks of a node share its cards."""
-    return (ranks_of(levels) - 1) * levels[-1].latency_s + n / min(level.shared for level in levels)
+    return (_ranks_of(levels) - 1) * levels[-1].latency_s + n / min(level.shared for level in levels)
 
 
-def ranks_of(levels: Levels) -> int:
+def _ranks_of(levels: Levels) -> int:
     """Return p, with every node as full as the fullest."""
     return math.prod(level.ranks for level in levels)
 
@@ -156,3 +159,60 @@ def _lg(ranks: int) -> int:
 
 def _slowest(levels: Levels) -> float:
     return min(level.bandwidth for level in levels)
+
+
+class _Latency(NamedTuple):
+    """Seconds of the start, and of a hop over NVLink, PCIe and the network."""
+
+    start: float
+    hops: tuple[float, float, float]
+
+
+class _Protocol(NamedTuple):
+    """Share of the bandwidth, and latencies of ring and tree."""
+
+    share: float
+    ring: _Latency
+    tree: _Latency
+
+
+_PROTOCOLS = {
+    "LL": _Protocol(0.5, _Latency(6.6e-6, (0.6e-6, 1.0e-6, 2.7e-6)), _Latency(6.8e-6, (0.6e-6, 1.0e-6, 5.0e-6))),
+    "LL128": _Protocol(0.92, _Latency(14.0e-6, (1.9e-6, 2.5e-6, 4.0e-6)), _Latency(14.0e-6, (1.25e-6, 1.9e-6, 8.5e-6))),
+    "Simple": _Protocol(1.0, _Latency(8.4e-6, (3.4e-6, 5.7e-6, 14.0e-6)), _Latency(0.0, (4.0e-6, 4.0e-6, 14.0e-6))),
+}
+
+
+def nccl(n: float, levels: Levels, gamma: float) -> float:
+    """Return the least seconds among ring and tree with the protocols LL, LL128 and Simple; sums are included."""
+    return min(_times(n, levels).values())
+
+
+def nccl_choice(n: float, levels: Levels) -> tuple[str, str]:
+    """Return the algorithm (ring or tree) and the protocol (LL, LL128 or Simple) that NCCL takes for n bytes."""
+    times = _times(n, levels)
+    return min(times, key=lambda choice: times[choice])
+
+
+def _times(n: float, levels: Levels) -> dict[tuple[str, str], float]:
+    inside = next((level for level in levels if not level.across), None)
+    between = next((level for level in levels if level.across), None)
+    p, g, m = _ranks_of(levels), inside.ranks if inside else 1, between.ranks if between else 1
+    bandwidth = min(level.shared * (g if level.across else 1) for level in levels)
+    nvlink = inside is not None and inside.bandwidth >= _NVLINK_FROM
+    kind = 0 if nvlink else 1
+    quickest = _PROTOCOLS["LL"].ring.hops
+    slower_hop = max(0.0, inside.latency_s - quickest[kind]) if inside else 0.0
+    slower_far = max(0.0, between.latency_s - quickest[2]) if between else 0.0
+    times = {}
+    for name, protocol in _PROTOCOLS.items():
+        if name == "LL128" and not nvlink:
+            continue
+        rate = protocol.share * bandwidth
+        hop, far = protocol.ring.hops[kind] + slower_hop, protocol.ring.hops[2] + slower_far
+        latency = protocol.ring.start + 2 * (p - m) * hop + 2 * (m - 1) * far
+        times["ring", name] = latency + 2 * (p - 1) / p * n / rate
+        hop, far = protocol.tree.hops[kind] + slower_hop, protocol.tree.hops[2] + slower_far
+        latency = protocol.tree.start + 2 * (g - 1) * hop + 2 * (m.bit_length() - 1) * far
+        times["tree", name] = latency + 2 * n / (_TREE_SHARE * rate)
+    return times

@@ -18,6 +18,7 @@ from scalebench.cluster.collectives import (
     broadcast,
     flexible_server,
     hierarchical,
+    nccl,
     rabenseifner,
     recursive_doubling,
     reduce,
@@ -27,7 +28,6 @@ from scalebench.cluster.collectives import (
     sharded_server,
     tree,
 )
-from scalebench.cluster.nccl_tuning import nccl
 from scalebench.cluster.operation import Kind, Members, Operation
 from scalebench.errors import ClusterError, nearest
 from scalebench.study.choices import NCCL

@@ -9,8 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from scalebench.cluster.cluster_file import Cluster, Congestion, cluster_names, load_cluster
-from scalebench.cluster.collectives import SHORT_MESSAGE, Level, server
-from scalebench.cluster.nccl_tuning import nccl_choice
+from scalebench.cluster.collectives import SHORT_MESSAGE, Level, nccl_choice, server
 from scalebench.cluster.network import ALLREDUCE, Network, place
 from scalebench.cluster.operation import Kind, Operation
 from scalebench.errors import ClusterError
