@@ -22,8 +22,7 @@ from scalebench.launch.planning import plan_study
 from scalebench.launch.real_runs import RealRuns
 from scalebench.launch.sweep import expand
 from scalebench.records.rows import rows_of
-from scalebench.study.heterogeneity import VirtualOptions
-from scalebench.study.jitter import jitter_source
+from scalebench.study.heterogeneity import VirtualOptions, jitter_source
 from scalebench.study.load import dump_study, load_study
 from scalebench.study.spec import Study
 from scalebench.system.clock import Task, WallClock

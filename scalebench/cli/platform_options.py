@@ -206,7 +206,7 @@ def _jitter(
     from statistics import pstdev
 
     from scalebench.pricing.uncertainty import JITTER
-    from scalebench.study.jitter import STATED
+    from scalebench.study.heterogeneity import STATED
 
     if asked is not None:
         return asked, None, "--jitter"

@@ -21,8 +21,7 @@ from scalebench.native.job_files import server_ranks
 from scalebench.strategies import registry
 from scalebench.strategies.base import Setting
 from scalebench.study.choices import VIRTUAL, Execution
-from scalebench.study.heterogeneity import VirtualOptions
-from scalebench.study.jitter import STATED
+from scalebench.study.heterogeneity import STATED, VirtualOptions
 from scalebench.study.spec import ADAMW_DECAY, Component, Run, Study, Training, slug
 
 if TYPE_CHECKING:

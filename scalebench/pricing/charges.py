@@ -18,7 +18,7 @@ from scalebench.pricing.program import Compute
 from scalebench.pricing.schedule import Ints
 from scalebench.pricing.step_times import StepTable, StepTimes
 from scalebench.strategies import registry
-from scalebench.study.jitter import Jitter, jitter_source
+from scalebench.study.heterogeneity import Jitter, jitter_source
 from scalebench.study.spec import Run
 from scalebench.system.clock import Task
 from scalebench.training.pacing import release_shares

@@ -14,7 +14,7 @@ from statistics import median
 
 import torch
 
-from scalebench.study.jitter import STATED, jitter_source
+from scalebench.study.heterogeneity import STATED, jitter_source
 from scalebench.study.spec import Run
 from scalebench.system.clock import Task, WallClock, sleep_until
 

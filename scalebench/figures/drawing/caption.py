@@ -29,7 +29,7 @@ from scalebench.errors import ClusterError
 from scalebench.figures.added import Added
 from scalebench.formatting import counted, digits, seconds
 from scalebench.study.cell import EXECUTIONS, PLACE, batch_in_words
-from scalebench.study.jitter import STATED
+from scalebench.study.heterogeneity import STATED
 from scalebench.study.spec import SIMULATED
 
 _SIZES = ("node", "worker")

@@ -6,8 +6,7 @@ from pydantic import ValidationError
 from scipy import stats
 
 from scalebench.errors import StudyError
-from scalebench.study.heterogeneity import Heterogeneity, VirtualOptions
-from scalebench.study.jitter import jitter_source
+from scalebench.study.heterogeneity import Heterogeneity, VirtualOptions, jitter_source
 
 
 @pytest.mark.parametrize("kind", ["measured", "normal", "lognormal", "exponential"])
