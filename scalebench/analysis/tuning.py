@@ -17,7 +17,7 @@ import pandas as pd
 from scalebench.analysis.loading import Results
 from scalebench.formatting import counted
 from scalebench.study.cell import strategy_rank
-from scalebench.study.tune import is_range
+from scalebench.study.spec import is_range
 
 _CELL = ["label", "workers"]
 

@@ -19,8 +19,7 @@ from pydantic import ValidationError
 from scalebench.errors import ResultsError, StudyError
 from scalebench.launch.sweep import named
 from scalebench.strategies import registry
-from scalebench.study.spec import TRIAL_SEED, Component, Run, Study
-from scalebench.study.tune import TUNABLE
+from scalebench.study.spec import TRIAL_SEED, TUNABLE, Component, Run, Study
 from scalebench.study.validation import explain
 from scalebench.training.optimizers import check_optimizer
 

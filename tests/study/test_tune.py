@@ -8,7 +8,7 @@ import pytest
 
 from scalebench.errors import StudyError
 from scalebench.study.load import dump_study, load_study
-from scalebench.study.tune import Tune
+from scalebench.study.spec import Tune
 
 
 def refusal(tmp_path, text):
