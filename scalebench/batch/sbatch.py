@@ -6,7 +6,7 @@ import re
 from collections.abc import Sequence
 
 from scalebench.batch.job import BatchJob, JobState, Partition, SchedulerError, call, clock
-from scalebench.study.parsing import parse_duration
+from scalebench.study.validation import parse_duration
 
 _RUNNING = {"RUNNING", "COMPLETING", "STOPPED", "SUSPENDED", "SIGNALING", "STAGE_OUT"}
 _PENDING = {"PENDING", "CONFIGURING", "REQUEUED", "REQUEUE_HOLD", "REQUEUE_FED", "RESV_DEL_HOLD", "SPECIAL_EXIT"}

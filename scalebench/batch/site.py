@@ -11,8 +11,7 @@ from pydantic import AfterValidator, BeforeValidator, Field, NonNegativeInt, Pos
 
 from scalebench.errors import UsageError
 from scalebench.study.choices import LauncherName
-from scalebench.study.parsing import parse_duration
-from scalebench.study.validation import StrictModel, read_as
+from scalebench.study.validation import StrictModel, parse_duration, read_as
 
 FILE = "site.yaml"
 

@@ -68,13 +68,13 @@ def all_of(*options: Callable[[Any], Any]) -> Callable[[_F], _F]:
 
 
 def parsed_by(name: str) -> Callable[[click.Context, click.Parameter, str | None], Any]:
-    """Return a callback that parses the value with a function of `scalebench.study.parsing`."""
+    """Return a callback that parses the value with a function of `scalebench.study.validation`."""
 
     def callback(context: click.Context, option: click.Parameter, value: str | None) -> Any:
-        from scalebench.study import parsing
+        from scalebench.study import validation
 
         try:
-            return None if value is None else getattr(parsing, name)(value)
+            return None if value is None else getattr(validation, name)(value)
         except ValueError as error:
             raise click.BadParameter(str(error), context, option) from None
 

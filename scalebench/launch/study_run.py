@@ -46,7 +46,8 @@ from scalebench.records.rows import rows_of
 from scalebench.records.store import Store
 from scalebench.records.study_file import keep_study, replace_study, require_same
 from scalebench.study.cell import group_of
-from scalebench.study.spec import RESULTS_OF_A_TRIAL, Run
+from scalebench.study.choices import RESULTS_OF_A_TRIAL
+from scalebench.study.spec import Run
 from scalebench.system import hardware
 from scalebench.system.atomic_write import write_atomic
 from scalebench.system.background_load import BackgroundLoad, disturbed, own_and_children_s

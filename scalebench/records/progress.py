@@ -17,7 +17,7 @@ from scalebench.records.attempts import Attempts
 from scalebench.records.folder import EPOCHS, PLANNED, RUNS
 from scalebench.records.table import to_text
 from scalebench.study.cell import group_of
-from scalebench.study.spec import RESULTS_OF_A_TRIAL
+from scalebench.study.choices import RESULTS_OF_A_TRIAL
 from scalebench.system.atomic_write import write_atomic
 from scalebench.system.bounded_read import read_text
 

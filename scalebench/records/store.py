@@ -15,7 +15,7 @@ from scalebench.records.folder import EPOCHS, PROVENANCE, RUNS
 from scalebench.records.provenance import as_json, name_of
 from scalebench.records.schema import EpochRow, RunRow, columns
 from scalebench.records.table import AppendOnlyTable
-from scalebench.study.spec import RESULTS_OF_A_TRIAL
+from scalebench.study.choices import RESULTS_OF_A_TRIAL
 from scalebench.system.atomic_write import write_atomic
 
 

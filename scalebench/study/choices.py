@@ -28,6 +28,7 @@ HOROVOD, DDP = "horovod", "ddp"  # strategies
 LIBRARY_BASELINES = (HOROVOD, DDP)  # whose libraries have engines of their own: a saving against them has two parts
 BASELINES = ("allreduce", *LIBRARY_BASELINES)  # strategies that average all gradients, with which others are compared
 PER_BATCH = ("serial", *BASELINES)
+RESULTS_OF_A_TRIAL = ("completed", "diverged", "timeout")  # statuses after which a trial is not repeated
 
 
 def baselines_of(strategy: str) -> tuple[str, ...]:

@@ -22,11 +22,9 @@ from pydantic import (
 from scalebench.errors import nearest
 from scalebench.study.choices import BASELINES, VIRTUAL, EngineName, Execution, LauncherName
 from scalebench.study.heterogeneity import VirtualOptions
-from scalebench.study.parsing import Share, parse_workers
-from scalebench.study.validation import StrictModel
+from scalebench.study.validation import Share, StrictModel, parse_workers
 
 TUNABLE = ("lr", "lr_decay", "lr_decay_every", "lr_warmup_epochs")  # keys of a study; the others are options
-RESULTS_OF_A_TRIAL = ("completed", "diverged", "timeout")  # statuses after which a trial is not repeated
 _DIGITS = 3  # significant digits of values drawn from a range
 SIMULATED = ("virtual", "modelled")  # executions whose time is a price
 _LR_DECAY = 0.1

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from pydantic import TypeAdapter
 
-from scalebench.study.spec import RESULTS_OF_A_TRIAL
+from scalebench.study.choices import RESULTS_OF_A_TRIAL
 
 if TYPE_CHECKING:
     from scalebench.data.dataset import Dataset

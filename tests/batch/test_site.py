@@ -9,7 +9,7 @@ from click.testing import CliRunner
 from scalebench.batch import site as rooms
 from scalebench.batch.site import Site, SiteError, site_for, site_template
 from scalebench.cli.main import main
-from scalebench.study.parsing import parse_duration
+from scalebench.study.validation import parse_duration
 
 
 @pytest.mark.parametrize(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from scalebench.records.credentials import is_private, is_secret, mask, mask_assigned
+from scalebench.records.provenance import is_private, is_secret, mask, mask_assigned
 
 JWT = "eyJhbGciOiJIUzI1NiJ9.eyJzdWIiOiIxIn0.c2lnbmF0dXJl"
 
