@@ -9,8 +9,7 @@ from typing import Any
 
 import yaml
 
-from scalebench.records.limits import WITHIN
-from scalebench.records.schema import EpochRow, RunRow
+from scalebench.records.schema import WITHIN, EpochRow, RunRow
 
 STRATEGIES = ("serial", "allreduce", "horovod", "ddp", "epoch_average", "epoch_async")
 ENGINES = {

@@ -16,19 +16,21 @@ from numpy.typing import NDArray
 from pydantic import BaseModel
 
 from scalebench.errors import ResultsError, reading
-from scalebench.records.limits import (
+from scalebench.records.schema import (
     LARGEST,
     METRICS,
     ROUNDING,
     WITHIN,
     WORKER_LISTS,
+    RunRow,
+    columns,
     expected_instead,
     is_worker_list,
+    kinds,
     other_columns,
     out_of_range,
     range_of,
 )
-from scalebench.records.schema import RunRow, columns, kinds
 from scalebench.records.table import bad_cell, check_header, check_version, from_line, to_text
 from scalebench.system.bounded_read import LARGE, read_lines
 
