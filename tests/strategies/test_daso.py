@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from scalebench.errors import StudyError
 from scalebench.strategies import registry
-from scalebench.strategies.daso_schedule import Skips, calls_of
+from scalebench.strategies.daso import Skips, calls_of
 from scalebench.virtual import engine
 from scalebench.virtual.arithmetic import Choice
 from tests.conftest import setting
