@@ -17,7 +17,7 @@ from scalebench.launch.engine_choice import ENGINES, StrategyEngines, describe_s
 from scalebench.launch.planning import plan_study
 from scalebench.launch.traffic import traffic_of
 from scalebench.strategies import registry
-from scalebench.strategies.description import options_of
+from scalebench.strategies.registry import options_of
 from scalebench.strategies.torch_averagers import TorchAverager
 from scalebench.study.load import load_study
 

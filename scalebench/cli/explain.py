@@ -38,7 +38,7 @@ def explain(name: str, sets: tuple[str, ...], **flags: Any) -> None:
     """
     from scalebench.launch.engine_choice import describe_strategy
     from scalebench.strategies import registry
-    from scalebench.strategies.description import options_of, rule_of
+    from scalebench.strategies.registry import options_of, rule_of
 
     try:
         component = Component.model_validate(written_component(name, "STRATEGY"))

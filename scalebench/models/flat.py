@@ -1,18 +1,24 @@
-"""Flat buffers of parameters and of gradients, of which those of a model are views.
+"""The state of a module: flat buffers of parameters and of gradients, and the attributes beside them.
 
-With one buffer an average is one collective, an optimizer step one kernel and a snapshot one copy.
+Parameters and gradients of a model are views of flat buffers: with one buffer an average is one collective, an
+optimizer step one kernel and a snapshot one copy. What modules hold beside parameters, buffers and submodules is put
+back after a rehearsal.
 """
 
 from __future__ import annotations
 
+import copy
 import math
 from collections import Counter
 from collections.abc import Sequence
 from itertools import pairwise
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
+
+_OF_EVERY_MODULE = vars(nn.Module()).keys() - {"training"}  # registries of parameters, buffers, modules and hooks
+Attributes = list[tuple[nn.Module, dict[str, Any]]]
 
 
 class Memory(NamedTuple):
@@ -79,3 +85,52 @@ def is_finite(vector: Tensor) -> bool:
     """Return True if all elements are finite, in one pass without allocation."""
     low, high = torch.aminmax(vector)
     return math.isfinite(low.item()) and math.isfinite(high.item())
+
+
+def module_attributes(model: nn.Module) -> Attributes:
+    """Return copies of the attributes of all modules: counters, tensors that are no buffers, generators.
+
+    Parameters, buffers and modules that they refer to stay the same objects. What cannot be copied is left out.
+    """
+    kept = (*model.parameters(), *model.buffers(), *model.modules())
+    memo: dict[int, Any] = {id(each): each for each in kept}
+    found: Attributes = []
+    for module in model.modules():
+        own = {name: value for name, value in vars(module).items() if name not in _OF_EVERY_MODULE}
+        found.append((module, {name: _copied(value, memo) for name, value in own.items()}))
+    return found
+
+
+def put_back_attributes(attributes: Attributes) -> None:
+    """Restore what `module_attributes` returned, and delete attributes that came since."""
+    for module, before in attributes:
+        now = vars(module)
+        for name in now.keys() - before.keys() - _OF_EVERY_MODULE:
+            del now[name]
+        now.update(before)
+
+
+def equal_attributes(one: Attributes, other: Attributes) -> bool:
+    """Return True if the copies of two moments are equal; what cannot be compared counts as changed."""
+    return all(
+        before.keys() == after.keys() and all(_equal(before[name], after[name]) for name in before)
+        for (_, before), (_, after) in zip(one, other, strict=True)
+    )
+
+
+def _equal(one: Any, other: Any) -> bool:
+    if one is other:
+        return True
+    if isinstance(one, Tensor):
+        return isinstance(other, Tensor) and one.shape == other.shape and torch.equal(one, other)
+    try:
+        return bool(one == other)
+    except Exception:  # arrays, and containers of tensors
+        return False
+
+
+def _copied(value: Any, memo: dict[int, Any]) -> Any:
+    try:
+        return copy.deepcopy(value, memo)
+    except Exception:  # a lock, an open file, a tensor within a graph
+        return value

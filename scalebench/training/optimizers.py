@@ -78,7 +78,7 @@ def build_optimizer(component: Component, parameters: Iterable[Tensor], lr: floa
     """Return the optimizer `component` over `parameters`; `flat` if they are one tensor."""
     import torch
 
-    from scalebench.training.flat_sgd import FlatSgd
+    from scalebench.training.torch_optimizers import FlatSgd, Muon
 
     options = check_optimizer(component).model_dump()
     if component.name == "sgd":
@@ -86,8 +86,6 @@ def build_optimizer(component: Component, parameters: Iterable[Tensor], lr: floa
     if "beta1" in options:
         options["betas"] = (options.pop("beta1"), options.pop("beta2"))
     if component.name == "muon":
-        from scalebench.training.muon import Muon
-
         return Muon(parameters, lr, **options)
     if component.name in _OF_PYTORCH_OPTIMIZER:
         import pytorch_optimizer

@@ -18,8 +18,7 @@ from scalebench.comm.base import Communicator, Server, ServerRule, SharedState
 from scalebench.data.dataset import Dataset
 from scalebench.data.plan import BatchPlan
 from scalebench.data.shard import Shard, equal_batches
-from scalebench.models.attributes import module_attributes, put_back_attributes
-from scalebench.models.flat import Memory, is_finite, side_by_side, views
+from scalebench.models.flat import Memory, is_finite, module_attributes, put_back_attributes, side_by_side, views
 from scalebench.models.metric import loss_for, own_loss, takes_labels
 from scalebench.models.parts import Layer, LayerFacts, facts_of, layers_of
 from scalebench.models.pinning import require_unchanged
@@ -31,14 +30,13 @@ from scalebench.study.spec import BY_LAYER, Run
 from scalebench.system.clock import Clock, Task
 from scalebench.system.random_state import put_back, random_state
 from scalebench.training.components import Passes
-from scalebench.training.flat_sgd import FlatSgd
 from scalebench.training.initial_weights import load_weights
 from scalebench.training.meters import Meters
 from scalebench.training.optimizers import build_optimizer, check_optimizer, learning_rate
-from scalebench.training.parts import Assembly
 from scalebench.training.sharded import ShardedModel
 from scalebench.training.shared_layout import SharedLayout, floating, profiles_of, trained_vector, with_trained
-from scalebench.training.stage import Chunk, Order, Stage, StageArithmetic, run_backward, sizes_of
+from scalebench.training.stage import Assembly, Chunk, Order, Stage, StageArithmetic, run_backward, sizes_of
+from scalebench.training.torch_optimizers import FlatSgd
 
 if TYPE_CHECKING:
     from scalebench.training.torch_sharded import TorchShards

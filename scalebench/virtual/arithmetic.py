@@ -25,8 +25,7 @@ from scalebench.comm.simulated import lone_communicator
 from scalebench.data.dataset import Dataset
 from scalebench.data.plan import BatchPlan
 from scalebench.errors import in_one_line
-from scalebench.models.attributes import equal_attributes, module_attributes
-from scalebench.models.flat import Memory, views
+from scalebench.models.flat import Memory, equal_attributes, module_attributes, views
 from scalebench.records.node_facts import cpu_model
 from scalebench.strategies.allreduce import GradientAveraging
 from scalebench.strategies.base import Batch, Worker

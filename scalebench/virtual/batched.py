@@ -21,8 +21,8 @@ from torch import Tensor, nn
 from scalebench.models.flat import Memory, lie_in
 from scalebench.strategies.base import Batch
 from scalebench.system.clock import Task
-from scalebench.training.flat_sgd import FlatSgd
 from scalebench.training.replica import Replica
+from scalebench.training.torch_optimizers import FlatSgd
 from scalebench.virtual.scheduler import Scheduler
 from scalebench.virtual.stretches import StretchingReplica
 from scalebench.virtual.tape import Results, gradients_of, record, write

@@ -7,7 +7,7 @@ from click.testing import CliRunner
 
 from scalebench.cli.main import main
 from scalebench.strategies import registry
-from scalebench.strategies.description import options_of, rule_of
+from scalebench.strategies.registry import options_of, rule_of
 from tests.conftest import some
 
 

@@ -14,7 +14,7 @@ import torch
 from scalebench.records.rows import rows_of
 from scalebench.strategies import registry, replica_state
 from scalebench.strategies.averaging import Averaging
-from scalebench.strategies.description import options_of
+from scalebench.strategies.registry import options_of
 from scalebench.training.loop import evaluate
 from scalebench.training.replica import Replica
 from scalebench.virtual import engine
