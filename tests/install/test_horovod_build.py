@@ -16,9 +16,18 @@ from click.testing import CliRunner
 
 from scalebench.cli.main import main
 from scalebench.errors import EngineError
-from scalebench.install import horovod_build, wheels
-from scalebench.install.horovod_build import BuildError, build_environment, check_horovod, install_horovod
-from scalebench.install.wheels import default_cache, find_toolchain, find_wheel, relative_runpath, store_wheel
+from scalebench.install import horovod_build
+from scalebench.install.horovod_build import (
+    BuildError,
+    build_environment,
+    check_horovod,
+    default_cache,
+    find_toolchain,
+    find_wheel,
+    install_horovod,
+    relative_runpath,
+    store_wheel,
+)
 from tests.conftest import needs_mpi
 
 HERE = find_toolchain()
@@ -75,14 +84,14 @@ def test_unwritable_cache_is_a_one_line_error(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("path", "value", "message"),
     [
-        ("find_spec", lambda name: None, "run: pip install torch"),
+        ("find_spec", lambda name: None if name == "torch" else name, "run: pip install torch"),
         ("find_mpirun", lambda: None, r'an MPI.*run: pip install "scalebench\[mpi\]"'),
     ],
 )
 def test_missing_requirement_names_the_command_that_adds_it(
     monkeypatch: pytest.MonkeyPatch, path: str, value: object, message: str
 ) -> None:
-    monkeypatch.setattr(wheels, path, value)
+    monkeypatch.setattr(horovod_build, path, value)
     with pytest.raises(EngineError, match=message):
         install_horovod()
 
@@ -178,7 +187,7 @@ def test_two_installs_at_once_build_one_after_the_other(tmp_path: Path) -> None:
         import sys, time
         from pathlib import Path
         from scalebench.install import horovod_build
-        from scalebench.install.wheels import store_wheel
+        from scalebench.install.horovod_build import store_wheel
 
         folder, name = Path(sys.argv[1]), sys.argv[2]
 
