@@ -24,7 +24,7 @@ from scalebench.analysis.intervals import (
     unpaired_metric,
 )
 from scalebench.analysis.native_check import OF_A_MEDIAN, VirtualError
-from scalebench.calibration.step_statistics import BLOCKS
+from scalebench.calibration.steps_under_load import BLOCKS
 from scalebench.measured import Measured
 from scalebench.pricing.step_times import middle
 

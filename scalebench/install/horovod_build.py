@@ -3,7 +3,8 @@
 Requirements (tested with Horovod 0.28.1, torch 2.13, CMake 4, gcc 12): torch's headers need C++17 and Horovod requests
 C++14, so the compiler is a wrapper that appends -std=c++17; CMake 4 needs CMAKE_POLICY_VERSION_MINIMUM for old files;
 no build isolation, as the build must find this torch; and no pip cache, which keys wheels by name alone. The build
-tools are installed into a temporary folder, so that only Horovod is added to the user's environment."""
+tools are installed into a temporary folder, so that only Horovod is added to the user's environment.
+"""
 
 from __future__ import annotations
 

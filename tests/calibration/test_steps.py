@@ -15,18 +15,25 @@ import torch
 from torch import nn
 
 from scalebench.calibration import steps_under_load
-from scalebench.calibration.pass_shares import layer_shares, release_shares
-from scalebench.calibration.step_statistics import BLOCKS, JITTER_KEPT, _blocks, _jitter, step_tables
 from scalebench.calibration.step_windows import (
     LapClock,
     Rounds,
     SecondsGauge,
     StepWindows,
     bounded,
+    layer_shares,
+    release_shares,
     single_replica,
     take_steps,
 )
-from scalebench.calibration.steps_under_load import measure_reference
+from scalebench.calibration.steps_under_load import (
+    BLOCKS,
+    JITTER_KEPT,
+    _blocks,
+    _jitter,
+    measure_reference,
+    step_tables,
+)
 from scalebench.errors import DisturbedError
 from scalebench.pricing.machine import loads_up_to
 from scalebench.system.clock import Task

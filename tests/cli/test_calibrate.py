@@ -10,7 +10,7 @@ import pytest
 
 from scalebench.analysis import load
 from scalebench.calibration.calibration_file import read_calibration
-from scalebench.calibration.step_statistics import MeasuredTables
+from scalebench.calibration.steps_under_load import MeasuredTables
 from scalebench.errors import RunError
 from scalebench.pricing.machine import OperationTime
 

@@ -10,7 +10,7 @@ import pytest
 
 from scalebench.analysis import load
 from scalebench.calibration.calibration_file import Calibration, Measurement, read_calibration
-from scalebench.calibration.step_statistics import MeasuredTables
+from scalebench.calibration.steps_under_load import MeasuredTables
 from scalebench.comm import engines
 from scalebench.errors import DisturbedError
 from scalebench.study.load import load_study
