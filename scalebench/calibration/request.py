@@ -9,7 +9,7 @@ from functools import cached_property
 from pathlib import Path
 
 from scalebench.calibration.calibration_file import Calibration, Measurement
-from scalebench.calibration.ranks import Placing
+from scalebench.calibration.engine_measurement import Placing
 from scalebench.cluster.cluster_file import Cluster
 from scalebench.data.dataset import Dataset
 from scalebench.pricing.step_times import Trained

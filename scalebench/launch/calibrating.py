@@ -6,7 +6,7 @@ import json
 from collections.abc import Mapping, Sequence
 from functools import partial
 
-from scalebench.calibration.ranks import Placing, Ranks
+from scalebench.calibration.engine_measurement import Placing, Ranks
 from scalebench.calibration.request import Request
 from scalebench.cluster.engine_costs import MARK, EngineCosts
 from scalebench.launch.hosts import reachable
