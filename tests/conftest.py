@@ -144,7 +144,7 @@ def _steps_are_not_kept(tmp_path_factory: pytest.TempPathFactory, monkeypatch: p
             folders.append(tmp_path_factory.mktemp("cache"))
         return folders[0] / kind
 
-    monkeypatch.setattr("scalebench.calibration.kept_steps.cache_folder", folder)
+    monkeypatch.setattr("scalebench.calibration.cost_sources.cache_folder", folder)
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -7,9 +7,18 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 
 from scalebench.calibration.calibration_file import THIS_MACHINE, Calibration, read_calibration
-from scalebench.calibration.cost_sources import Given, Kept, Measured, Place, Source, Stated, choose_source, notes_on
+from scalebench.calibration.cost_sources import (
+    Given,
+    Kept,
+    KeptSteps,
+    Measured,
+    Place,
+    Source,
+    Stated,
+    choose_source,
+    notes_on,
+)
 from scalebench.calibration.engine_measurement import measure_engines
-from scalebench.calibration.kept_steps import KeptSteps
 from scalebench.calibration.operation_costs import measure_operations
 from scalebench.calibration.request import Request
 from scalebench.calibration.steps_under_load import Budget, measure_steps

@@ -117,7 +117,7 @@ def test_next_study_of_a_model_takes_the_steps_of_the_first(scalebench, monkeypa
     assert "step times are" not in scalebench(*run, "--name", "first")
     measured = list(scalebench.measured)
     assert measured
-    monkeypatch.setattr("scalebench.calibration.kept_steps.measure_reference", lambda threads: 2e-3)
+    monkeypatch.setattr("scalebench.calibration.cost_sources.measure_reference", lambda threads: 2e-3)
     assert "step times are" in scalebench(*run, "--name", "second")
     assert scalebench.measured == measured, "nothing is measured again"
     first, second = (load(f"results/{name}").completed["train_s"].to_numpy() for name in ("first", "second"))
@@ -129,11 +129,11 @@ def test_next_study_of_a_model_takes_the_steps_of_the_first(scalebench, monkeypa
 def test_steps_of_the_first_study_stay_as_they_are_beside_busy_programs(scalebench, monkeypatch):
     run = ("run", *STUDY, "--execution", "virtual", "--epochs", "1", "--jobs", "1", "--set", "repetitions=1")
     scalebench(*run, "--name", "first")
-    monkeypatch.setattr("scalebench.calibration.kept_steps.measure_reference", lambda threads: None)
+    monkeypatch.setattr("scalebench.calibration.cost_sources.measure_reference", lambda threads: None)
     scalebench(*run, "--name", "second")
-    monkeypatch.setattr("scalebench.calibration.kept_steps.measure_reference", lambda threads: 2e-3)
+    monkeypatch.setattr("scalebench.calibration.cost_sources.measure_reference", lambda threads: 2e-3)
     scalebench(*run, "--name", "slower")
-    monkeypatch.setattr("scalebench.calibration.kept_steps.measure_reference", lambda threads: None)
+    monkeypatch.setattr("scalebench.calibration.cost_sources.measure_reference", lambda threads: None)
     scalebench(*run, "--name", "fourth")
     times = [load(f"results/{name}").completed["train_s"].tolist() for name in ("first", "second", "slower", "fourth")]
     assert times[0]
@@ -150,7 +150,7 @@ def test_next_study_takes_what_strategies_of_the_first_compute_beside_steps(scal
 
     monkeypatch.setattr("scalebench.calibration.charging.measure_operations", measure)
     monkeypatch.setattr("scalebench.calibration.charging.disturbed", lambda cores: len(measured) == 2)
-    monkeypatch.setattr("scalebench.calibration.kept_steps.measure_reference", lambda threads: 1e-3)
+    monkeypatch.setattr("scalebench.calibration.cost_sources.measure_reference", lambda threads: 1e-3)
     run = ("run", *STUDY, "--execution", "virtual", "--epochs", "1", "--jobs", "1", "--set", "repetitions=1")
     scalebench(*run, "--name", "first")
     first = measured[0]
@@ -174,7 +174,7 @@ def test_disturbed_steps_are_not_kept(scalebench):
 
 def test_cache_that_cannot_be_written_stops_no_study(scalebench, monkeypatch):
     Path("cache").mkdir()
-    monkeypatch.setattr("scalebench.calibration.kept_steps.cache_folder", lambda kind: Path("cache"))
+    monkeypatch.setattr("scalebench.calibration.cost_sources.cache_folder", lambda kind: Path("cache"))
     monkeypatch.setattr("scalebench.calibration.calibration_file.write_atomic", refusing("cache"))
     scalebench("run", *STUDY, "--execution", "virtual", "--epochs", "1", "--jobs", "1", "--name", "first")
     assert not list(Path("cache").iterdir())
