@@ -12,9 +12,16 @@ import numpy as np
 import torch
 from torch.nn.parallel import DistributedDataParallel
 
-from scalebench.calibration.probes.probe_rounds import ProbeRounds
-from scalebench.calibration.probes.probe_samples import GRID, Found, Sample, entry
-from scalebench.calibration.probes.probe_steps import added_by_hooks, beside_reference, of_a_lone_worker
+from scalebench.calibration.probes.probe_rounds import (
+    GRID,
+    Found,
+    ProbeRounds,
+    Sample,
+    added_by_hooks,
+    beside_reference,
+    entry,
+    of_a_lone_worker,
+)
 from scalebench.cluster.engine_costs import EngineCost
 from scalebench.comm.engines.base import Place
 from scalebench.comm.engines.gloo import ENGINE

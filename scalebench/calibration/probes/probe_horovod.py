@@ -16,9 +16,16 @@ import horovod.torch as hvd
 import numpy as np
 import torch
 
-from scalebench.calibration.probes.probe_rounds import CYCLE_S, ProbeRounds
-from scalebench.calibration.probes.probe_samples import GRID, Found, Sample, entry
-from scalebench.calibration.probes.probe_steps import added_by_hooks, of_a_lone_worker
+from scalebench.calibration.probes.probe_rounds import (
+    CYCLE_S,
+    GRID,
+    Found,
+    ProbeRounds,
+    Sample,
+    added_by_hooks,
+    entry,
+    of_a_lone_worker,
+)
 from scalebench.cluster.engine_costs import EngineCost
 from scalebench.comm.engines.base import Place
 from scalebench.comm.engines.horovod import ENGINE

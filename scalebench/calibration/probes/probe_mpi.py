@@ -7,8 +7,7 @@ from functools import partial
 
 import torch
 
-from scalebench.calibration.probes.probe_rounds import ProbeRounds, sleep_until_all_arrive
-from scalebench.calibration.probes.probe_samples import GRID, Found, Sample, entry
+from scalebench.calibration.probes.probe_rounds import GRID, Found, ProbeRounds, Sample, entry, sleep_until_all_arrive
 from scalebench.cluster.engine_costs import EngineCost
 from scalebench.comm.mpi import MpiCommunicator
 from scalebench.comm.one_sided import OneSidedState

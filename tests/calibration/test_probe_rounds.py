@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from scalebench.calibration.probes.probe_samples import Found, Sample
+from scalebench.calibration.probes.probe_rounds import Found, Sample
 from scalebench.calibration.quiet_rounds import Round
 
 
