@@ -33,12 +33,11 @@ from scalebench.study.spec import Component, Run, Training
 from scalebench.system.clock import Clock, Task
 from scalebench.system.random_state import drawn_since, random_state, seeded, worker_seed
 from scalebench.training.components import Component as SharedLayers
-from scalebench.training.components import Passes, facts_of_component, slices
+from scalebench.training.components import Passes, facts_of_component, profiles_of, sharers, slices
 from scalebench.training.loop import train
 from scalebench.training.meters import Meters
 from scalebench.training.optimizers import build_optimizer
 from scalebench.training.sharded import shard_length
-from scalebench.training.shared_layout import profiles_of, sharers
 from scalebench.training.stage import (
     Chunk,
     Order,
