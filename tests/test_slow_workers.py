@@ -15,7 +15,7 @@ from scalebench.cluster.cluster_file import Cluster, load_cluster
 from scalebench.cluster.network import Network
 from scalebench.comm.counters import SlowLinks, numbers
 from scalebench.comm.engines import available
-from scalebench.comm.in_flight import InFlight, Pending
+from scalebench.comm.native import InFlight, Pending
 from scalebench.data.catalog import prepare
 from scalebench.errors import StudyError
 from scalebench.launch.planning import plan_study

@@ -8,8 +8,7 @@ import horovod.torch as hvd
 import torch
 from torch import Tensor
 
-from scalebench.comm.in_flight import Pending
-from scalebench.comm.native import NativeCommunicator, add_in_order_
+from scalebench.comm.native import NativeCommunicator, Pending, add_in_order_
 from scalebench.comm.wire import concatenated
 from scalebench.errors import EngineError
 from scalebench.system.clock import WallClock

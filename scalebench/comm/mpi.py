@@ -16,8 +16,7 @@ import torch
 from mpi4py import MPI
 from torch import Tensor
 
-from scalebench.comm.in_flight import Pending
-from scalebench.comm.native import NativeCommunicator
+from scalebench.comm.native import NativeCommunicator, Pending
 from scalebench.comm.wire import HALVES, concatenated
 from scalebench.system.clock import WallClock
 

@@ -17,8 +17,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from scalebench.comm.addresses import LOOPBACK, find_route, listening_address
-from scalebench.comm.in_flight import Pending
-from scalebench.comm.native import NativeCommunicator
+from scalebench.comm.native import NativeCommunicator, Pending
 from scalebench.comm.wire import concatenated, divide_
 from scalebench.system.clock import WallClock
 
