@@ -1,4 +1,4 @@
-"""Server ranks that answer requests now or later.
+"""Models shared by real ranks: on server ranks that answer requests, or by one-sided communication.
 
 The ranks of a communicator after its workers run a `ServerLoop`. Workers send them the rule at opening, requests are
 handled one by one in the order of arrival, and a reply is sent when the rule releases it.
@@ -6,12 +6,16 @@ handled one by one in the order of arrival, and a reply is sent when the rule re
 A rule over several servers (`shards`) has a part for each of them, with the whole state machine and a piece of the
 vector. The first server orders requests by arrival and sends order and times to the others, so that all parts make the
 same decisions.
+
+Asynchronous merging needs no server rank (`OneSidedState`): a worker locks a window on a training rank, fetches,
+changes, stores and unlocks.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
@@ -28,6 +32,7 @@ from scalebench.system.clock import Task
 
 _OPEN, _CLOSE, _PAYLOAD, _REPLY, _ORDER = range(1, 6)  # message tags
 _SPIN_S, _NAP_S = 1e-3, 5e-5  # seconds of polling without pause, then the pause between polls
+_HEADER = 64  # bytes before the vector: the number of accesses, padded for alignment
 
 
 class RankServer:
@@ -203,3 +208,60 @@ def _receive(link: MPI.Comm, source: int, tag: int, dtype: torch.dtype) -> Tenso
 
 def _room_for(status: MPI.Status) -> Tensor:
     return torch.empty(status.Get_count(MPI.BYTE), dtype=torch.uint8)
+
+
+class OneSidedState:
+    """Implements `comm.base.SharedState`: a window on rank `host` holds a counter and the vector.
+
+    Constructed by all ranks together with the host's `initial` (n,). An access is communication from the request of the
+    lock to its release. The counter orders accesses, for the computation of waiting times.
+    """
+
+    def __init__(self, comm: MpiCommunicator, initial: Tensor, host: int = 0) -> None:
+        self._comm, self._host = comm, host
+        nbytes = initial.numel() * initial.element_size()
+        hosted = comm.rank == host
+        self._window = MPI.Win.Allocate(_HEADER + nbytes if hosted else 0, 1, comm=MPI.Intracomm(comm.mpi))
+        self._fetched = np.zeros(_HEADER + nbytes, dtype=np.uint8)
+        self._counter = self._fetched[:8].view(np.int64)
+        self._vector = torch.from_numpy(self._fetched[_HEADER:]).view(initial.dtype)
+        self._staged = torch.empty_like(initial) if initial.is_cuda else None
+        self.merges = 0
+        self._accesses = numbers()
+        comm.event_log.accesses.append(self._accesses)
+        if hosted:
+            self._vector.copy_(initial)
+            self._window.Lock(self._host, MPI.LOCK_EXCLUSIVE)
+            self._window.Put([self._fetched, MPI.BYTE], self._host)
+            self._window.Unlock(self._host)
+        comm.mpi.Barrier()
+
+    @contextmanager
+    def exclusive(self, *, counted: bool = True) -> Iterator[Tensor]:
+        """Lock and yield the fetched vector; store it on leaving, unless the block raises."""
+        clock = self._comm.clock
+        clock.did(Task.OTHER)
+        asked = clock.mark
+        self._window.Lock(self._host, MPI.LOCK_EXCLUSIVE)
+        try:
+            self._window.Get([self._fetched, MPI.BYTE], self._host)
+            self._window.Flush(self._host)
+            entered = time.perf_counter()
+            self.merges = int(self._counter[0])
+            yield self._vector if self._staged is None else self._staged.copy_(self._vector)
+            if self._staged is not None:
+                self._vector.copy_(self._staged)
+            self._counter[0] += 1
+            self._window.Put([self._fetched, MPI.BYTE], self._host)
+            self._comm.linger(self._comm.message_from(self._host, self._vector.nbytes), times=2)
+        finally:
+            self._window.Unlock(self._host)
+            clock.did(Task.COMM)
+        if clock.running:
+            self._accesses.extend((asked, entered, clock.mark, self.merges))
+        if counted:
+            self._comm.tally(self._vector.numel() * self._vector.element_size())
+
+    def close(self) -> None:
+        """Free the window; called by all ranks together."""
+        self._window.Free()

@@ -55,8 +55,7 @@ from scalebench.training.replica import Replica
 if TYPE_CHECKING:  # imported where they are used: they would initialise MPI, which a rendezvous does without
     from mpi4py import MPI
 
-    from scalebench.comm.one_sided import OneSidedState
-    from scalebench.comm.server import RankServer
+    from scalebench.comm.server import OneSidedState, RankServer
 
 
 class Session:
@@ -315,7 +314,7 @@ class _Opened:
     def state(self, initial: Tensor, host: int) -> SharedState:
         """Open a state that all ranks read and write, in the memory of the rank `host`."""
         from scalebench.comm.mpi import MpiCommunicator
-        from scalebench.comm.one_sided import OneSidedState
+        from scalebench.comm.server import OneSidedState
 
         assert isinstance(self._comm, MpiCommunicator)
         state = OneSidedState(self._comm, initial, host)

@@ -10,8 +10,7 @@ import torch
 from scalebench.calibration.probes.probe_rounds import GRID, Found, ProbeRounds, Sample, entry, sleep_until_all_arrive
 from scalebench.cluster.engine_costs import EngineCost
 from scalebench.comm.mpi import MpiCommunicator
-from scalebench.comm.one_sided import OneSidedState
-from scalebench.comm.server import RankServer, ServerLoop
+from scalebench.comm.server import OneSidedState, RankServer, ServerLoop
 from scalebench.system.stopwatch import Stopwatch
 
 _COARSE_GRID = (4, 4 << 10, 64 << 10, 1 << 20, 4 << 20)  # bytes

@@ -10,8 +10,7 @@ import torch
 from mpi4py import MPI
 
 from scalebench.comm.mpi import MpiCommunicator
-from scalebench.comm.one_sided import OneSidedState
-from scalebench.comm.server import RankServer, ServerLoop
+from scalebench.comm.server import OneSidedState, RankServer, ServerLoop
 from scalebench.errors import RunError
 from scalebench.native.heartbeat import Heartbeat, create_heartbeats, read_heartbeats
 from scalebench.system.clock import WallClock

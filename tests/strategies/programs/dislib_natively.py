@@ -14,7 +14,7 @@ from mpi4py import MPI
 
 from scalebench.comm.engines import named
 from scalebench.comm.engines.base import Place
-from scalebench.comm.one_sided import OneSidedState
+from scalebench.comm.server import OneSidedState
 from scalebench.data.dataset import Dataset
 from scalebench.data.plan import BatchPlan
 from scalebench.strategies import registry

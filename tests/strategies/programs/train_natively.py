@@ -19,7 +19,7 @@ sys.path.insert(0, str(Path(__file__).parents[3]))  # the checkout, for the test
 
 from scalebench.comm.engines import named
 from scalebench.comm.engines.base import Place
-from scalebench.comm.one_sided import OneSidedState
+from scalebench.comm.server import OneSidedState
 from scalebench.data.dataset import Dataset
 from scalebench.data.plan import BatchPlan
 from scalebench.strategies import registry, replica_state
