@@ -11,9 +11,8 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
-from scalebench.comm.addresses import LOOPBACK, first_answering, listening_address, own_addresses
 from scalebench.comm.control import StoreGroup
-from scalebench.comm.torch_dist import STORE, listen
+from scalebench.comm.torch_dist import LOOPBACK, STORE, first_answering, listen, listening_address, own_addresses
 from scalebench.errors import EngineError
 from scalebench.native.heartbeat import Heartbeat
 

@@ -35,8 +35,8 @@ from scalebench.system.random_state import drawn_since, random_state, seeded, wo
 from scalebench.training.components import Component as SharedLayers
 from scalebench.training.components import Passes, facts_of_component, profiles_of, sharers, slices
 from scalebench.training.loop import train
-from scalebench.training.meters import Meters
 from scalebench.training.optimizers import build_optimizer
+from scalebench.training.outcome import Meters
 from scalebench.training.sharded import shard_length
 from scalebench.training.stage import (
     Chunk,

@@ -18,8 +18,7 @@ from scalebench.models.registry import evaluate as evaluate_model
 from scalebench.strategies.base import Strategy, Worker
 from scalebench.strategies.replica_state import floating_buffers
 from scalebench.study.spec import Run
-from scalebench.training.meters import Meters
-from scalebench.training.outcome import Evaluation, WorkerReport
+from scalebench.training.outcome import Evaluation, Meters, WorkerReport
 from scalebench.training.replica import Replica
 
 

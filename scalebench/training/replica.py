@@ -31,8 +31,8 @@ from scalebench.system.clock import Clock, Task
 from scalebench.system.random_state import put_back, random_state
 from scalebench.training.components import Passes, SharedLayout, floating, profiles_of, trained_vector, with_trained
 from scalebench.training.initial_weights import load_weights
-from scalebench.training.meters import Meters
 from scalebench.training.optimizers import build_optimizer, check_optimizer, learning_rate
+from scalebench.training.outcome import Meters
 from scalebench.training.sharded import ShardedModel
 from scalebench.training.stage import Assembly, Chunk, Order, Stage, StageArithmetic, run_backward, sizes_of
 from scalebench.training.torch_optimizers import FlatSgd

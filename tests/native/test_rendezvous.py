@@ -7,9 +7,9 @@ import socket
 import psutil
 import pytest
 
-from scalebench.comm.addresses import listening_address, own_addresses
 from scalebench.comm.engines import named
 from scalebench.comm.engines.base import Place
+from scalebench.comm.torch_dist import listening_address, own_addresses
 from scalebench.errors import EngineError
 from scalebench.native.heartbeat import Heartbeat, create_heartbeats
 from scalebench.native.rendezvous import meet
