@@ -9,8 +9,7 @@ from scalebench.analysis.methodology import Finding, check
 from scalebench.analysis.methodology import quality as claims
 from scalebench.analysis.native_check import agreement, virtual_error
 from scalebench.analysis.summary import summary, summary_notes, summary_table
-from scalebench.analysis.target_ratios import target_ratios
-from scalebench.analysis.time_to_target import times_to_target
+from scalebench.analysis.target import target_ratios, times_to_target
 from scalebench.analysis.verdicts import compare_strategies, compare_studies
 
 __all__ = [

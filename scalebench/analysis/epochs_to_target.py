@@ -17,7 +17,7 @@ from numpy.typing import ArrayLike, NDArray
 from scalebench.analysis.intervals import percentile_interval
 from scalebench.analysis.loading import Results, cached
 from scalebench.analysis.rounds import runs_by_cell
-from scalebench.analysis.time_to_target import reached_by_all
+from scalebench.analysis.target import reached_by_all
 from scalebench.errors import ResultsError
 from scalebench.measured import Measured
 from scalebench.system.bounded_read import read_bytes

@@ -12,7 +12,7 @@ from scalebench.analysis.intervals import LEVEL, mean_interval, median_time, met
 from scalebench.analysis.loading import Results, cached, is_representative, table_by_cell
 from scalebench.analysis.pairing import Comparer
 from scalebench.analysis.rounds import MEASURED, CellRuns, runs_by_cell, spread, timed, trained
-from scalebench.analysis.time_to_target import times_to_target
+from scalebench.analysis.target import times_to_target
 from scalebench.measured import Measured
 from scalebench.study.cell import CELL
 from scalebench.study.choices import PER_BATCH

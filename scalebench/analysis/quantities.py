@@ -11,17 +11,9 @@ import pandas as pd
 from scalebench.analysis.bootstrap import BOOTSTRAP_FROM, bootstrap_cells
 from scalebench.analysis.comparing import compared_with, ratios
 from scalebench.analysis.loading import Results, table_by_cell
-from scalebench.analysis.target_ratios import target_ratios
-from scalebench.analysis.time_to_target import censor_mark
+from scalebench.analysis.target import censor_mark, target_ratios
 from scalebench.analysis.verdicts import verdict_of_metric
-from scalebench.formatting import (
-    DISTURBED,
-    EMPTY,
-    OVERSUBSCRIBED,
-    is_supported,
-    marks,
-    metric_word,
-)
+from scalebench.formatting import DISTURBED, EMPTY, OVERSUBSCRIBED, is_supported, marks, metric_word
 from scalebench.measured import Measured
 from scalebench.study.cell import CELL, group_of
 from scalebench.study.choices import LIBRARY_BASELINES, PER_BATCH

@@ -19,8 +19,7 @@ from rich.text import Text
 from scalebench.analysis import Results, cells, ratios
 from scalebench.analysis.native_check import PREFERRED_ENGINES
 from scalebench.analysis.summary import summary_notes, time_and_epochs, title_of
-from scalebench.analysis.target_ratios import target_ratios
-from scalebench.analysis.time_to_target import CENSORED
+from scalebench.analysis.target import CENSORED, target_ratios
 from scalebench.errors import UsageError
 from scalebench.formatting import (
     BETWEEN,

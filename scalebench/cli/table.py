@@ -155,7 +155,7 @@ def _short_names(table: Table) -> tuple[Table, str]:
 def _caption(study: Results, shown: pd.DataFrame, table: Table) -> str:
     """Return what was run, where, and what the numbers and their intervals are."""
     from scalebench.analysis.quantities import metric_head
-    from scalebench.analysis.time_to_target import CENSORED
+    from scalebench.analysis.target import CENSORED
     from scalebench.figures.drawing.caption import (
         describe_executions,
         describe_machines,

@@ -13,7 +13,7 @@ from matplotlib.ticker import MaxNLocator
 
 from scalebench.analysis import Results
 from scalebench.analysis.epochs_to_target import SeriesLaw, critical_batches
-from scalebench.analysis.time_to_target import times_to_target
+from scalebench.analysis.target import times_to_target
 from scalebench.figures.base import FIGURES, EmptyFigureError, Figure
 from scalebench.figures.drawing.canvas import Canvas, Entry
 from scalebench.figures.drawing.panel import Panel

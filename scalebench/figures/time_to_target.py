@@ -10,7 +10,7 @@ from matplotlib.ticker import MaxNLocator
 
 from scalebench.analysis import Results
 from scalebench.analysis.grouping import costs_to_target
-from scalebench.analysis.target_ratios import target_ratios
+from scalebench.analysis.target import target_ratios
 from scalebench.figures.base import FIGURES, EmptyFigureError, Figure
 from scalebench.figures.drawing.canvas import Canvas
 from scalebench.figures.drawing.names import group_name

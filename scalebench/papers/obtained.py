@@ -12,7 +12,7 @@ import pandas as pd
 
 from scalebench.analysis import Results, ratios
 from scalebench.analysis.intervals import median_interval, metric_difference, metric_interval, time_interval
-from scalebench.analysis.target_ratios import target_ratios
+from scalebench.analysis.target import target_ratios
 from scalebench.errors import UsageError, nearest
 from scalebench.measured import Measured
 

@@ -11,16 +11,8 @@ from operator import itemgetter
 from scalebench.analysis import Results, agreement, cells, ratios
 from scalebench.analysis.laws import EFFICIENCY, Advice, Scaling, scaling_laws
 from scalebench.analysis.laws.render import LAWS, count_text, law_rows, title
-from scalebench.analysis.quantities import (
-    EXECUTION,
-    STRATEGY,
-    WORKERS,
-    Row,
-    metric_head,
-    quantities,
-    with_ratios,
-)
-from scalebench.analysis.time_to_target import times_to_target
+from scalebench.analysis.quantities import EXECUTION, STRATEGY, WORKERS, Row, metric_head, quantities, with_ratios
+from scalebench.analysis.target import times_to_target
 from scalebench.analysis.tuning import metric_of, tuned_cells, tuning_in_words
 from scalebench.analysis.verdicts import METRIC_MARGIN
 from scalebench.formatting import EMPTY

@@ -11,8 +11,7 @@ import pandas as pd
 
 from scalebench.analysis import Results
 from scalebench.analysis.loading import is_representative
-from scalebench.analysis.target_ratios import target_ratios
-from scalebench.analysis.time_to_target import times_to_target
+from scalebench.analysis.target import target_ratios, times_to_target
 from scalebench.formatting import counted, metric_word, reduction_range, seconds, share
 from scalebench.report.comparison import Comparison, Phrase, Sentence, place_rank, plain
 from scalebench.tables.table import fields

@@ -13,7 +13,7 @@ from scalebench.formatting import BETWEEN_MEANS
 from scalebench.tables.screen import Screen
 from tests.analysis.conftest import study  # noqa: F401
 from tests.analysis.test_comparing import run
-from tests.analysis.test_time_to_target import cell
+from tests.analysis.test_target import cell
 
 
 def lines(results, width=80, against=()):

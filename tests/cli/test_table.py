@@ -16,7 +16,7 @@ from scalebench.formatting import BETWEEN, BETWEEN_MEANS
 from scalebench.records.store import Store
 from tests.analysis.conftest import study  # noqa: F401
 from tests.analysis.test_comparing import only
-from tests.analysis.test_time_to_target import cell
+from tests.analysis.test_target import cell
 from tests.records_factory import run_row, study_rows
 
 

@@ -15,7 +15,7 @@ from scalebench.figures.plotting import house_style, plot
 from scalebench.figures.style import choose_style
 from tests.analysis.conftest import study  # noqa: F401
 from tests.analysis.test_comparing import run
-from tests.analysis.test_time_to_target import cell
+from tests.analysis.test_target import cell
 from tests.records_factory import epoch_row
 
 ROWS = [

@@ -9,8 +9,7 @@ import pytest
 from scipy.stats import CensoredData, ecdf
 
 from scalebench.analysis import ratios
-from scalebench.analysis.target_ratios import target_ratios
-from scalebench.analysis.time_to_target import SURVIVAL, simulated_interval, survival_median, times_to_target
+from scalebench.analysis.target import SURVIVAL, simulated_interval, survival_median, target_ratios, times_to_target
 from tests.analysis.test_comparing import only, run
 
 AIM = {"target_metric": 0.9, "epochs": 6}

@@ -8,6 +8,11 @@ curve (J. Am. Stat. Assoc. 53, 1958), infinite where at most half did. Both esti
 Measured times to the target have the t interval of training times. A simulated one is a training time, which varies
 with the draw from the calibration, times the share of it until the target, which varies with the seed. Draws count with
 s^2 (1 + 1/n) of logs, as in every calibration interval, seeds with s^2 / n, as in that of the metric.
+
+Its reduction over a baseline at equal worker counts is 1 - T_target(strategy, N) / T_target(baseline, N), within one
+execution. Where every run of both reached the target, the ratio has the pairs and the interval of a ratio of training
+times (pairing.py). Where a run of either did not, it is the ratio of the Kaplan-Meier medians, without an interval. A
+median that is infinite has no ratio.
 """
 
 from __future__ import annotations
@@ -20,24 +25,16 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from scalebench.analysis.intervals import (
-    LEVEL,
-    MEDIAN_FROM,
-    Array,
-    Part,
-    half_width,
-    level_of,
-    of_draw,
-    of_mean,
-)
+from scalebench.analysis.comparing import Baseline, Baselines, reduction
+from scalebench.analysis.intervals import LEVEL, MEDIAN_FROM, Array, Part, half_width, level_of, of_draw, of_mean
 from scalebench.analysis.loading import Results, cached, table_by_cell
-from scalebench.analysis.pairing import Comparer
+from scalebench.analysis.pairing import NO_RATIO, Comparer, Ratio
 from scalebench.analysis.rounds import MEASURED, CellRuns, runs_by_cell
 from scalebench.measured import Measured
 from scalebench.study.cell import CELL
 
 SURVIVAL = "95 % confidence interval of the Kaplan-Meier median"
-OVER_SEEDS = ", and over seeds"
+_OVER_SEEDS = ", and over seeds"
 COLUMNS = [
     *CELL,
     *("strategy", "metric_name", "target_metric", "oversubscribed", "disturbed", "n_aimed", "n_reached"),
@@ -45,6 +42,12 @@ COLUMNS = [
 ]
 _HALF = 0.5
 _ROUNDING = 1e-12
+
+RATIO_COLUMNS = [
+    *CELL,
+    *("strategy", "oversubscribed", "disturbed", "baseline", "baseline_engine", "n", "time_to_target_s", "baseline_s"),
+    *("reduction", "reduction_low", "reduction_high", "interval", "note"),
+]
 
 
 @cached
@@ -60,7 +63,7 @@ def times_to_target(results: Results) -> pd.DataFrame:
     for cell in runs_by_cell(results):
         if not cell.aimed:
             continue
-        time = time_to_target(cell, comparer)
+        time = _time_to_target(cell, comparer)
         epochs = survival_median(
             [epochs for epochs in cell.epochs_to_target.values() if not math.isnan(epochs)],
             [cell.epochs] * len(cell.aimed - cell.to_target.keys()),
@@ -88,7 +91,7 @@ def reached_by_all(cell: CellRuns) -> bool:
     return bool(cell.aimed) and cell.aimed == cell.to_target.keys()
 
 
-def until_target(cell: CellRuns) -> CellRuns:
+def _until_target(cell: CellRuns) -> CellRuns:
     """The cell with the times to the target of the runs that reached it in place of training times."""
     return replace(cell, seconds=cell.to_target)
 
@@ -98,13 +101,13 @@ def shares(cell: CellRuns) -> dict[int, float]:
     return {at: time / cell.seconds[at] for at, time in cell.to_target.items()}
 
 
-def time_to_target(cell: CellRuns, comparer: Comparer) -> Measured:
+def _time_to_target(cell: CellRuns, comparer: Comparer) -> Measured:
     """Time to the target of a cell, as described above."""
     if not reached_by_all(cell):
         end = max((cell.seconds[at] for at in cell.aimed), default=math.nan)
         return survival_median(list(cell.to_target.values()), [end] * len(cell.aimed - cell.to_target.keys()))
     if cell.execution in MEASURED:
-        return comparer.time(until_target(cell), 0)
+        return comparer.time(_until_target(cell), 0)
     rounds, error = sorted(cell.to_target), comparer.error_of(0)
     found = simulated_interval(
         [cell.seconds[at] for at in rounds],
@@ -114,7 +117,7 @@ def time_to_target(cell: CellRuns, comparer: Comparer) -> Measured:
     )
     found = comparer.named(found, cell.execution)
     varies = found.kind and np.ptp(list(shares(cell).values())) > _ROUNDING
-    return found._replace(kind=f"{found.kind}{OVER_SEEDS}") if varies else found
+    return found._replace(kind=f"{found.kind}{_OVER_SEEDS}") if varies else found
 
 
 def simulated_interval(
@@ -175,3 +178,61 @@ def _first(times: Array, curve: Array) -> float:
     """The first time at which the curve is at most one half; infinite if it never is."""
     below = np.flatnonzero(curve <= _HALF + _ROUNDING)
     return float(times[below[0]]) if below.size else math.inf
+
+
+@cached
+def target_ratios(results: Results) -> pd.DataFrame:
+    """Reductions of the time to the target, one row per cell and baseline; `note` says why one is missing.
+
+    `n` is the number of ratios behind an interval, 0 for a ratio of Kaplan-Meier medians.
+    """
+    cells, comparer = [cell for cell in runs_by_cell(results) if cell.aimed], Comparer(results)
+    baselines = Baselines(cells)
+    rows = [_ratio_row(cell, base, comparer) for cell in cells for base in baselines.of(cell)]
+    return table_by_cell(rows, RATIO_COLUMNS)
+
+
+def _simulated_ratio(ratio: Ratio, base: CellRuns, cell: CellRuns, comparer: Comparer) -> Ratio:
+    """The ratio of simulated times, with the spread of draws and that of seeds apart (`simulated_interval`)."""
+    rounds = sorted(base.to_target.keys() & cell.to_target.keys())
+    if not rounds or ratio.top_s == ratio.bottom_s:
+        return ratio
+    parts = [shares(one) for one in (base, cell)]
+    mean = simulated_interval(
+        [base.seconds[at] / cell.seconds[at] for at in rounds],
+        [parts[0][at] / parts[1][at] for at in rounds],
+        comparer.error_of_ratio(base, cell),
+    )
+    kind = ratio.mean.kind
+    return replace(ratio, mean=mean._replace(kind=f"{kind}{_OVER_SEEDS}" if kind else ""))
+
+
+def _ratio_row(cell: CellRuns, base: Baseline, comparer: Comparer) -> dict[str, Any]:
+    ratio, note = NO_RATIO, base.fault
+    own, other = _time_to_target(cell, comparer).value, math.nan
+    if base.cell is not None:
+        other = _time_to_target(base.cell, comparer).value
+        if math.isinf(own) or math.isinf(other):
+            never = " and ".join(label for label, time in ((cell.label, own), (base.name, other)) if math.isinf(time))
+            note = f"at most half of the runs of {never} reached the target"
+        elif reached_by_all(cell) and reached_by_all(base.cell):
+            ratio = comparer.ratio(_until_target(base.cell), _until_target(cell))
+            if cell.execution not in MEASURED:
+                ratio = _simulated_ratio(ratio, base.cell, cell, comparer)
+    saved = reduction(ratio)
+    if not ratio.mean.n and not note:
+        saved = saved._replace(value=1 - own / other)
+    return {
+        **cell.at._asdict(),
+        "strategy": cell.strategy,
+        "oversubscribed": cell.oversubscribed,
+        "disturbed": cell.disturbed,
+        "baseline": base.name,
+        "baseline_engine": base.engine,
+        "n": ratio.mean.n,
+        "time_to_target_s": own,
+        "baseline_s": other,
+        **saved.named("reduction"),
+        "interval": saved.kind,
+        "note": note,
+    }
