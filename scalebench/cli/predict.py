@@ -26,7 +26,7 @@ from scalebench.cli.what_if import VARY_WORKERS, show, varied_training, vary_opt
 from scalebench.errors import UsageError
 
 if TYPE_CHECKING:
-    from scalebench.analysis.epochs_to_target import SeriesLaw
+    from scalebench.analysis.critical_batch import SeriesLaw
     from scalebench.predictions.points import Predicted
 
 STRATEGIES = ("allreduce", "epoch_average")  # by default

@@ -12,7 +12,7 @@ from pathlib import Path
 import pandas as pd
 from pydantic import Field, PositiveFloat, PositiveInt
 
-from scalebench.analysis.epochs_to_target import EpochsLaw, fit_epochs
+from scalebench.analysis.critical_batch import EpochsLaw, fit_epochs
 from scalebench.cluster.cluster_file import load_cluster
 from scalebench.cluster.device import load_device
 from scalebench.errors import StudyError, UsageError, nearest

@@ -5,7 +5,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from scalebench.analysis.epochs_to_target import read_law
+from scalebench.analysis.critical_batch import read_law
 from scalebench.calibration.calibration_file import read_calibration
 from scalebench.cluster.cluster_file import load_cluster
 from scalebench.cluster.engine_costs import EngineCosts
