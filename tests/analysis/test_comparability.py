@@ -10,8 +10,7 @@ from pathlib import Path
 import pytest
 
 from scalebench.analysis import load
-from scalebench.analysis.comparability import KEYS
-from scalebench.analysis.verdicts import compare_studies
+from scalebench.analysis.verdicts import KEYS, compare_studies
 from scalebench.errors import ResultsError, UsageError
 from tests.doctored import Doctored, described, make_sound
 

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from scalebench.analysis import compare_strategies, load
-from scalebench.analysis.comparability import changed
+from scalebench.analysis.verdicts import changed
 from scalebench.artifact import PaperFile, write_artifact
 from scalebench.comm import engines
 from scalebench.errors import StudyError
