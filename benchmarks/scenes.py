@@ -11,9 +11,9 @@ from dataclasses import dataclass
 import numpy as np
 
 from benchmarks.noise import SIGMA, Array, Noise, Random
-from scalebench.analysis.bootstrap import bootstrap_intervals
 from scalebench.analysis.intervals import (
     RATIO_WHEN_STOPPED,
+    bootstrap_intervals,
     calibration_interval,
     difference_interval,
     level_when_stopped,

@@ -1,8 +1,8 @@
 """Statistics of a study: cells, comparisons, agreement, laws and rules of method; computed from rows, never stored."""
 
-from scalebench.analysis.bootstrap import bootstrap_cells, bootstrap_interval
 from scalebench.analysis.comparing import against, differences, ratios
 from scalebench.analysis.grouping import cells
+from scalebench.analysis.intervals import bootstrap_cells, bootstrap_interval
 from scalebench.analysis.laws import scaling_laws
 from scalebench.analysis.loading import Results, load
 from scalebench.analysis.methodology import Finding, check

@@ -8,8 +8,8 @@ from typing import Any
 
 import pandas as pd
 
-from scalebench.analysis.bootstrap import BOOTSTRAP_FROM, bootstrap_cells
 from scalebench.analysis.comparing import compared_with, ratios
+from scalebench.analysis.intervals import BOOTSTRAP_FROM, bootstrap_cells
 from scalebench.analysis.loading import Results, table_by_cell
 from scalebench.analysis.target import censor_mark, target_ratios
 from scalebench.analysis.verdicts import verdict_of_metric
