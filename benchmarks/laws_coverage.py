@@ -16,10 +16,9 @@ from typing import NamedTuple
 
 import numpy as np
 
-from scalebench.analysis.laws.advice import STEP, advise
 from scalebench.analysis.laws.bands import curve, parameter_interval, reach
-from scalebench.analysis.laws.fitting import Candidate, candidates, fit
-from scalebench.analysis.laws.forms import Array, Law, laws_for
+from scalebench.analysis.laws.candidates import Array, Candidate, Law, candidates, fit, laws_for
+from scalebench.analysis.laws.worker_counts import STEP, advise
 from tests.law_factory import TRUTHS, WEAK_TRUTHS, Noise, following, law_named, workload
 
 SPREAD = 0.03

@@ -8,7 +8,7 @@ from typing import Any, Literal
 
 import numpy as np
 
-from scalebench.analysis.laws.forms import Law, amdahl, gustafson, mechanistic, universal
+from scalebench.analysis.laws.candidates import Law, amdahl, gustafson, mechanistic, universal
 from scalebench.analysis.laws.series import Series, SeriesWork
 
 COUNTS = (1, 2, 4, 8, 16, 32, 64)

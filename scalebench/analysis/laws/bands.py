@@ -6,7 +6,7 @@ The coefficients x of a law have the covariance
 
 In the first part s2 = sum W (mean log residual)^2 / (counts - coefficients above zero) measures the distance of the
 means from the law: misfit widens the band, and repetitions do not hide it. The second part is the noise that whole
-repetitions share, of variance v (`fitting.shared_noise`), which shifts the curve. Where native runs check virtual times
+repetitions share, of variance v (`shared_noise`), which shifts the curve. Where native runs check virtual times
 their error d, without the factor common to all of them (native_check.py), adds the larger of two variances: d^2 x x',
 if all worker counts are off alike (larger for the curve), and d^2 A A' with A = (J' W J)^-1 J' W, if each is off
 independently (larger for its shape).
@@ -34,8 +34,7 @@ import numpy as np
 import numpy.typing as npt
 
 from scalebench.analysis.intervals import Part, interval_name
-from scalebench.analysis.laws.fitting import Candidate, Fit, SharedNoise, shared_noise
-from scalebench.analysis.laws.forms import Parameter
+from scalebench.analysis.laws.candidates import Candidate, Fit, Parameter, SharedNoise, shared_noise
 from scalebench.analysis.laws.series import Base, Series
 from scalebench.analysis.native_check import error_name
 from scalebench.formatting import counted

@@ -15,11 +15,10 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from scalebench.analysis.laws.advice import Count
 from scalebench.analysis.laws.bands import band_name, no_band
-from scalebench.analysis.laws.forms import Parameter
-from scalebench.analysis.laws.scaling import Scaling
+from scalebench.analysis.laws.candidates import Parameter
 from scalebench.analysis.laws.series import FEWEST_COUNTS, Series
+from scalebench.analysis.laws.worker_counts import Count, Scaling
 from scalebench.errors import ResultsError, writing
 from scalebench.formatting import EMPTY, digits, percent, seconds
 from scalebench.measured import Measured

@@ -11,13 +11,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from scalebench.analysis.laws.advice import STEP, advise
 from scalebench.analysis.laws.bands import linear, reach
-from scalebench.analysis.laws.fitting import Candidate, candidates, fit
-from scalebench.analysis.laws.forms import amdahl, gustafson, laws_for, universal
+from scalebench.analysis.laws.candidates import Candidate, amdahl, candidates, fit, gustafson, laws_for, universal
 from scalebench.analysis.laws.render import as_values, count_text, law_rows
-from scalebench.analysis.laws.scaling import scaling_of
 from scalebench.analysis.laws.series import Base, _base
+from scalebench.analysis.laws.worker_counts import STEP, advise, scaling_of
 from tests.law_factory import COUNTS, following, workload
 
 

@@ -13,8 +13,16 @@ from scipy.special import stdtrit
 from benchmarks.laws_coverage import Coverage, coverage
 from scalebench.analysis.intervals import Part
 from scalebench.analysis.laws.bands import curve, linear, no_band, parameter_interval, reach
-from scalebench.analysis.laws.fitting import Candidate, candidates, fit, shared_noise
-from scalebench.analysis.laws.forms import amdahl, laws_for, mechanistic, universal
+from scalebench.analysis.laws.candidates import (
+    Candidate,
+    amdahl,
+    candidates,
+    fit,
+    laws_for,
+    mechanistic,
+    shared_noise,
+    universal,
+)
 from scalebench.analysis.native_check import VirtualError
 from tests.law_factory import COUNTS, TRUTHS, WEAK_TRUTHS, Noise, following, workload
 

@@ -11,7 +11,7 @@ import pytest
 from rich.console import Console
 
 from scalebench.analysis.laws import Count, scaling_of
-from scalebench.analysis.laws.forms import Parameter, amdahl
+from scalebench.analysis.laws.candidates import Parameter, amdahl
 from scalebench.analysis.laws.render import advice_lines, as_values, count_text, parameter
 from scalebench.cli.laws import laws_tables
 from scalebench.measured import Measured
