@@ -6,7 +6,6 @@ from scalebench.analysis.intervals import bootstrap_cells, bootstrap_interval
 from scalebench.analysis.laws import scaling_laws
 from scalebench.analysis.loading import Results, load
 from scalebench.analysis.methodology import Finding, check
-from scalebench.analysis.methodology import quality as claims
 from scalebench.analysis.native_check import agreement, virtual_error
 from scalebench.analysis.summary import summary, summary_notes, summary_table
 from scalebench.analysis.target import target_ratios, times_to_target
@@ -21,7 +20,6 @@ __all__ = [
     "bootstrap_interval",
     "cells",
     "check",
-    "claims",
     "compare_strategies",
     "compare_studies",
     "differences",

@@ -12,7 +12,7 @@ from scalebench.analysis.grouping import DISTURBED_BY, cells, chosen_strategies,
 from scalebench.analysis.intervals import NOTHING_VARIES
 from scalebench.analysis.loading import Results, cells_in
 from scalebench.analysis.methodology import Evidence, check
-from scalebench.analysis.methodology.quality import findings
+from scalebench.analysis.methodology.times import findings
 from scalebench.analysis.native_check import agreement, checked, virtual_error
 from scalebench.analysis.pairing import NO_BASELINE
 from scalebench.analysis.quantities import STRATEGY, WORKERS_MARKED, Row, quantities, with_ratios

@@ -18,8 +18,7 @@ from scalebench.analysis.environment import jitter_in_words
 from scalebench.analysis.intervals import NOTHING_VARIES
 from scalebench.analysis.loading import cells_in
 from scalebench.analysis.methodology import Evidence
-from scalebench.analysis.methodology.quality import few_runs
-from scalebench.analysis.methodology.timing import busy_machine, disturbed
+from scalebench.analysis.methodology.times import busy_machine, disturbed, few_runs
 from scalebench.analysis.rounds import MEASURED
 from scalebench.analysis.verdicts import METRIC_MARGIN
 from scalebench.formatting import (

@@ -11,7 +11,7 @@ from scipy import stats
 
 from scalebench.analysis import agreement, cells, differences, load, ratios, virtual_error
 from scalebench.analysis.intervals import variance_between
-from scalebench.analysis.methodology.quality import findings
+from scalebench.analysis.methodology.times import findings
 from scalebench.analysis.native_check import _steady, checked, error_of_times
 from scalebench.calibration.calibration_file import Calibration
 from scalebench.cluster.engine_costs import EngineCost, EngineCosts

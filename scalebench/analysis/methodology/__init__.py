@@ -1,7 +1,7 @@
 """Rules of method: warnings about what a study's results cannot support.
 
 Each rule is one function, found by its name. A new rule is one new function in this package, or in another package
-through the entry point group `scalebench.rules`. `check` applies all of them to a study's folder; `quality.findings`
+through the entry point group `scalebench.rules`. `check` applies all of them to a study's folder; `times.findings`
 applies those that need the statistics only, for the summary of a study and for figures.
 """
 

@@ -8,12 +8,12 @@ import re
 import numpy as np
 import pytest
 
-from scalebench.analysis import claims
+from scalebench.analysis.methodology.times import findings
 from tests.analysis.test_comparing import run
 
 
 def rules(results):
-    return {finding.rule: finding for finding in claims.findings(results)}
+    return {finding.rule: finding for finding in findings(results)}
 
 
 def repeated(seconds, strategy="allreduce", workers=2, execution="native", place=0, **changes):
@@ -30,13 +30,11 @@ def steady(count, sigma=0.01, seed=0):
 def test_steady_study_with_enough_runs_has_no_findings(study):
     rows = repeated(steady(8))
     rows += repeated([t / 2 for t in steady(8, seed=1)], "epoch_average", place=1)
-    assert claims.findings(study(rows=rows)) == []
+    assert findings(study(rows=rows)) == []
 
 
 def test_one_and_few_runs_are_warnings(study):
-    found = claims.findings(
-        study(rows=[*repeated([1.0]), *repeated(steady(3), workers=4), *repeated(steady(5), workers=8)])
-    )
+    found = findings(study(rows=[*repeated([1.0]), *repeated(steady(3), workers=4), *repeated(steady(5), workers=8)]))
     assert [(one.severity, one.where) for one in found if one.rule == "few-runs"] == [
         ("warning", "allreduce at 2 workers (native mpi)"),
         ("warning", "allreduce at 4 workers (native mpi)"),
@@ -47,7 +45,7 @@ def test_one_and_few_runs_are_warnings(study):
 
 def test_virtual_repetitions_are_not_judged_like_runs(study):
     rows = [*repeated([1.0, 2.0, 9.0], execution="virtual"), *repeated([1.0] * 3, "epoch_average", execution="virtual")]
-    found = claims.findings(study(rows=rows))
+    found = findings(study(rows=rows))
     assert {one.rule for one in found} <= {"virtual-error", "unsettled", "few-runs"}
     (few,) = [one for one in found if one.rule == "few-runs"]
     assert few.severity == "note"
@@ -60,7 +58,7 @@ def test_spread_names_the_widest_cell(study):
     assert found.severity == "warning"
     assert found.where == "allreduce at 2, 4 workers (native mpi)"
     assert re.match(r".*2 of 2 native cells .* 10 %.*\(allreduce at 4 workers", found.what)
-    (alone,) = [one for one in claims.findings(study(rows=repeated([1.0, 1.2, 1.4, 1.1, 1.3]))) if one.rule == "spread"]
+    (alone,) = [one for one in findings(study(rows=repeated([1.0, 1.2, 1.4, 1.1, 1.3]))) if one.rule == "spread"]
     assert re.match(r"the times of 1 of 1 native cell .* 10 %", alone.what)
     assert "spread" not in rules(study(rows=repeated(steady(5))))
 
@@ -120,12 +118,12 @@ def test_unsettled_is_a_difference_within_its_interval(study):
 
 def test_findings_are_sorted_and_empty_without_completed_runs(study):
     rows = [*repeated(steady(3)), *repeated([1.0], workers=4)]
-    severities = [one.severity for one in claims.findings(study(rows=rows))]
+    severities = [one.severity for one in findings(study(rows=rows))]
     assert severities == sorted(severities, key=["error", "warning", "note"].index)
     failed = [run("allreduce", 2, None, "native", status="failed", error="rank 1 died")]
-    assert claims.findings(study(rows=failed)) == []
+    assert findings(study(rows=failed)) == []
 
 
 @pytest.mark.parametrize("repetitions", [1, 3, 5])
 def test_default_study_has_few_findings(study, repetitions):
-    assert len(claims.findings(study(repetitions=repetitions))) <= 4
+    assert len(findings(study(repetitions=repetitions))) <= 4
