@@ -18,7 +18,7 @@ from scalebench.analysis.pairing import NO_BASELINE
 from scalebench.analysis.quantities import STRATEGY, WORKERS_MARKED, Row, quantities, with_ratios
 from scalebench.analysis.rounds import timed, trained
 from scalebench.analysis.target import censor_mark
-from scalebench.analysis.tuning import tuning_in_words
+from scalebench.analysis.tuning_trials import tuning_in_words
 from scalebench.formatting import BETWEEN, DISTURBED, OVERSUBSCRIBED, counted, seconds, seconds_as_known
 from scalebench.study.cell import group_of, in_words
 from scalebench.study.choices import BASELINES

@@ -6,7 +6,7 @@ import pandas as pd
 from matplotlib.ticker import MaxNLocator
 
 from scalebench.analysis import Results
-from scalebench.analysis.tuning import best_so_far, metric_of, tuned_cells, tuning_in_words
+from scalebench.analysis.tuning_trials import best_so_far, metric_of, tuned_cells, tuning_in_words
 from scalebench.figures.base import FIGURES, EmptyFigureError, Figure
 from scalebench.figures.drawing.canvas import Canvas
 from scalebench.figures.drawing.caption import describe_label, describe_study

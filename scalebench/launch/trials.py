@@ -85,7 +85,7 @@ def with_chosen(plan: StudyPlan, trials: pd.DataFrame) -> StudyPlan:
     """
     if plan.study.tune is None:
         return plan
-    from scalebench.analysis.tuning import chosen
+    from scalebench.analysis.tuning_trials import chosen
 
     found = chosen(trials, plan.study.tune.metric)
     values = {

@@ -13,7 +13,7 @@ import pandas as pd
 
 from scalebench.analysis import Results
 from scalebench.analysis.environment import stated_in_words
-from scalebench.analysis.tuning import optimizer_in_words, tuning_in_words
+from scalebench.analysis.tuning_trials import optimizer_in_words, tuning_in_words
 from scalebench.comm import engines
 from scalebench.figures.drawing.caption import describe_machines
 from scalebench.formatting import counted, metric_word

@@ -13,7 +13,7 @@ from scalebench.analysis.laws import EFFICIENCY, Advice, Scaling, scaling_laws
 from scalebench.analysis.laws.render import LAWS, count_text, law_rows, title
 from scalebench.analysis.quantities import EXECUTION, STRATEGY, WORKERS, Row, metric_head, quantities, with_ratios
 from scalebench.analysis.target import times_to_target
-from scalebench.analysis.tuning import metric_of, tuned_cells, tuning_in_words
+from scalebench.analysis.tuning_trials import metric_of, tuned_cells, tuning_in_words
 from scalebench.analysis.verdicts import METRIC_MARGIN
 from scalebench.formatting import EMPTY
 from scalebench.measured import Measured

@@ -8,7 +8,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from scalebench.analysis.tuning import chosen
+from scalebench.analysis.tuning_trials import chosen
 from scalebench.errors import ResultsError, StudyError
 from scalebench.launch.planning import plan_study
 from scalebench.launch.sweep import is_simulated

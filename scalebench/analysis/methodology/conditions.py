@@ -13,7 +13,7 @@ import pandas as pd
 from scalebench.analysis.environment import DECISIVE, calibration_in, changed_packages, hardware, machines_of
 from scalebench.analysis.loading import conditions
 from scalebench.analysis.methodology import Evidence, Finding, finding, rule
-from scalebench.analysis.tuning import tuned_cells
+from scalebench.analysis.tuning_trials import tuned_cells
 from scalebench.formatting import counted, listed
 from scalebench.study.choices import PER_BATCH
 from scalebench.study.spec import SIMULATED

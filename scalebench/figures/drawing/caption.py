@@ -22,7 +22,7 @@ from scalebench.analysis.grouping import DISTURBED_BY, crowding
 from scalebench.analysis.intervals import CONFIDENCE, NOTHING_VARIES, interval_name
 from scalebench.analysis.loading import cells_in
 from scalebench.analysis.native_check import BESIDE_PROGRAMS, error_name, error_of_times
-from scalebench.analysis.tuning import optimizer_in_words
+from scalebench.analysis.tuning_trials import optimizer_in_words
 from scalebench.cluster.cluster_file import Cluster, load_cluster
 from scalebench.cluster.network import allreduce_name
 from scalebench.errors import ClusterError
