@@ -1,4 +1,8 @@
-"""Comparisons of strategies with the per-batch baseline, and the choice of the headline among them."""
+"""Comparisons of strategies with the per-batch baseline, the choice of the headline among them, and open questions.
+
+A question is open where no effect is shown: the runs that would show it are named, and engines that want more cores
+than the machine has.
+"""
 
 from __future__ import annotations
 
@@ -7,17 +11,24 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
-from scalebench.analysis import Results
+import pandas as pd
+
+from scalebench.analysis import Results, cells, virtual_error
 from scalebench.analysis.comparing import compared_with, difference
-from scalebench.analysis.intervals import NOTHING_VARIES
+from scalebench.analysis.grouping import DISTURBED_BY
+from scalebench.analysis.intervals import METRIC_FROM, NOTHING_VARIES, STATED, t_quantile
+from scalebench.analysis.loading import is_representative
 from scalebench.analysis.native_check import PREFERRED_ENGINES
 from scalebench.analysis.pairing import CellComparison
+from scalebench.analysis.rounds import MEASURED
+from scalebench.analysis.significance import enough_runs, repeat_option
 from scalebench.analysis.verdicts import MetricVerdict, verdict_of_metric
+from scalebench.formatting import counted, listed, seconds
 from scalebench.measured import Measured
 from scalebench.study.cell import EXECUTIONS, Cell
-from scalebench.study.choices import BASELINES, PER_BATCH
+from scalebench.study.choices import BASELINES, HOROVOD, LIBRARY_BASELINES, PER_BATCH
 
-ABOUT_EQUAL = 0.05  # the saving is negligible if its interval lies within +- this share
+_ABOUT_EQUAL = 0.05  # the saving is negligible if its interval lies within +- this share
 EXECUTIONS_IN_WORDS = {
     "native": "measured",
     "paced": "measured, with compute stretched to a stated device",
@@ -25,6 +36,12 @@ EXECUTIONS_IN_WORDS = {
     "modelled": "modelled",
 }
 _AS_THERE = ("oversubscribed", "disturbed", "test", "p_adjusted", "metric_name", "note")
+
+_MOST_RUNS = 100  # that are advised
+_OF_A_STATED_JITTER = 10  # repetitions
+_QUIET = 0.1  # spread of times from which a quieter machine is the better advice
+_COMPARED = (HOROVOD, "allreduce")
+_CYCLE_S = 1e-3  # of Horovod's thread, unless the option cycle_time_ms sets another
 
 
 @dataclass(frozen=True)
@@ -69,7 +86,7 @@ class Comparison:
             return True
         if not math.isfinite(low):
             return False
-        return not low <= 0 <= high or max(-low, high) <= ABOUT_EQUAL
+        return not low <= 0 <= high or max(-low, high) <= _ABOUT_EQUAL
 
     @property
     def metric_verdict(self) -> MetricVerdict:
@@ -156,3 +173,121 @@ def plain(text: str) -> Sentence:
 def as_text(sentence: Sentence) -> str:
     """Return the plain text of `sentence`."""
     return "".join(phrase.text for phrase in sentence)
+
+
+def to_show_saving(one: Comparison, results: Results) -> str:
+    """Return the runs that would show whether `one` saves time; empty if its interval shows that already.
+
+    For measured times the number n of runs with t_{n-1} s / sqrt(n) below the distance of the mean from zero, or so
+    small that the interval lies within +-ABOUT_EQUAL, with the deviation s of log ratios as it was; not fewer than all
+    commands advise.
+    """
+    if one.is_shown:
+        return ""
+    if one.saved.n < 2:
+        return f"repetitions would show both: {repeat_option(results, enough_runs(results))} or more"
+    if one.execution not in MEASURED:
+        return _of_virtual_times(one, results)
+    ratio, low, high, measured, _ = one.saved.map(lambda saved: math.log1p(-saved))
+    s = (high - low) / 2 / t_quantile(measured - 1) * math.sqrt(measured)
+    centre = abs(ratio)
+    enough = max(centre, math.log1p(_ABOUT_EQUAL) - centre)
+    runs = next((n for n in range(measured + 1, _MOST_RUNS + 1) if t_quantile(n - 1) * s / math.sqrt(n) < enough), None)
+    quieter = " on a quieter machine" if s > _QUIET else ""
+    if runs is None:
+        return f"more than {_MOST_RUNS} runs of each would be needed; times that vary less would show it{quieter}"
+    runs = max(runs, enough_runs(results))
+    fewer = f", or fewer{quieter}" if quieter else ""
+    return f"about {runs} runs of each would show it ({repeat_option(results, runs)}){fewer}"
+
+
+def to_show_metric(one: Comparison, results: Results) -> str:
+    """Return the runs that would show whether the metric differs; empty with enough seeds, and with a single one."""
+    if not 1 < one.difference.n < METRIC_FROM:
+        return ""
+    return f"seeds from {repeat_option(results, enough_runs(results))} up give the metric an interval"
+
+
+def to_answer(results: Results) -> str:
+    """Return the reason why no comparison answers the question of the study, and the runs that would."""
+    runs = results.completed
+    if runs.empty:
+        return f"no run was completed; `scalebench status {results.folder}` says why"
+    if runs["strategy"].isin(PER_BATCH).all():
+        return "no strategy in them synchronises less often than every batch; add one, as --strategy epoch_average"
+    if not runs["strategy"].isin(BASELINES).any():
+        return "there is no completed run of a per-batch baseline; add --strategy allreduce"
+    several = runs[runs["workers"] > 1]
+    if several.empty:
+        return "all runs have one worker; add more, as --workers 1..8"
+    if several["oversubscribed"].all():
+        return "every run of several workers is oversubscribed; run them on more cores, or as --execution virtual"
+    if not is_representative(several).any():
+        return f"every run of several workers is disturbed, as {DISTURBED_BY}; run them again when these have ended"
+    return "no strategy ran beside its baseline on the same engine, at the same worker count and global batch"
+
+
+def _of_virtual_times(one: Comparison, results: Results) -> str:
+    """The larger of the two parts of the interval: the error that native runs show, or the repetitions' spread."""
+    error = virtual_error(results)
+    if one.saved.kind.startswith(STATED):
+        if one.saved.n >= _OF_A_STATED_JITTER:
+            return ""
+        return f"more repetitions of the stated jitter would show it: {repeat_option(results, _OF_A_STATED_JITTER)}"
+    if error is not None:
+        what = (
+            "on a quieter machine would show it" if error.known else "at more worker counts would give it an interval"
+        )
+        return f"native runs {what}: virtual times are off theirs by {error.words}"
+    advised = enough_runs(results)
+    few = f", with {repeat_option(results, advised)} or more" if one.saved.n < advised else ""
+    return f"a calibration on a quieter machine would show it (scalebench recalibrate {results.folder}){few}"
+
+
+def crowded_engines(results: Results) -> str:
+    """Return what is left of Horovod and DDP where all their measured runs of several workers are oversubscribed.
+
+    With the reason for the length of Horovod's steps where they take a cycle and those of allreduce do not; empty where
+    neither is so.
+    """
+    if results.completed.empty:
+        return ""
+    return " ".join([*_oversubscribed(results), *_cycle(cells(results), results)])
+
+
+def _oversubscribed(results: Results) -> list[str]:
+    table = cells(results)
+    own = table[table["strategy"].isin(LIBRARY_BASELINES) & table["execution"].isin(MEASURED)]
+    own = own[own["workers"] > 1]
+    names = [str(name) for name, cells_of in own.groupby("strategy", sort=False) if cells_of["oversubscribed"].all()]
+    if not names:
+        return []
+    workers = listed(sorted({int(count) for count in own.loc[own["strategy"].isin(names), "workers"]}))
+    virtual = bool((results.completed["execution"] == "virtual").any())
+    left = "their times at several workers are virtual ones alone" if virtual else "nothing is compared with them"
+    wanting = f"{' and '.join(names)} {'want' if len(names) > 1 else 'wants'}"
+    return [
+        f"At {workers} workers {wanting} more cores than this machine has (×): these native times are no baseline, and "
+        f"{left}."
+    ]
+
+
+def _cycle(table: pd.DataFrame, results: Results) -> list[str]:
+    """Compare a step of plain Horovod with one of allreduce, at the smallest worker count that both have."""
+    table = table[is_representative(table) & (table["workers"] > 1) & table["label"].isin(_COMPARED)]
+    if table.empty:
+        return []
+    table = table.assign(step_s=table["train_s"] / table["steps_per_epoch"] / float(results.completed["epochs"].max()))
+    for execution in EXECUTIONS:
+        own = table[table["execution"] == execution].drop_duplicates(["label", "workers"])
+        steps = own.pivot(index="workers", columns="label", values="step_s").astype(float)
+        steps = steps.reindex(columns=list(_COMPARED)).dropna()
+        steps = steps[(steps[HOROVOD] >= _CYCLE_S) & (steps["allreduce"] < _CYCLE_S)]
+        if len(steps):
+            workers, (of_horovod, other) = int(steps.index[0]), steps.iloc[0]
+            return [
+                f"A step of horovod takes {seconds(of_horovod)} at {counted(workers, 'worker')} ({execution}), where "
+                f"one of allreduce takes {seconds(other)}: its thread looks for gradients once in a cycle of "
+                f"{seconds(_CYCLE_S)}, and so short a step waits for the next."
+            ]
+    return []
