@@ -20,9 +20,8 @@ from scalebench.errors import writing
 from scalebench.records.provenance import redactor
 from scalebench.report.answer import answer
 from scalebench.report.comparison import as_text, comparisons
-from scalebench.report.drawings import drawing_all, inlined
+from scalebench.report.drawings import StyleSheet, drawing_all, inlined
 from scalebench.report.origin import machines, rerun_of, study_facts
-from scalebench.report.svg import StyleSheet
 from scalebench.report.tables import tables
 from scalebench.study.spec import slug
 from scalebench.system.atomic_write import atomic_file

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from matplotlib.figure import Figure
 
 from scalebench.figures.drawing.styles import _PLACED, TASKS, looks
-from scalebench.report.svg import StyleSheet, in_the_dark, inline, write
+from scalebench.report.drawings import StyleSheet, in_the_dark, inline, write
 
 DARK_CARD = "#17191c"
 COLORS = st.tuples(*(st.integers(0, 255),) * 3).map(lambda parts: "#{:02x}{:02x}{:02x}".format(*parts))
