@@ -13,8 +13,7 @@ from pydantic import Field, model_validator
 from scalebench.analysis import Results
 from scalebench.errors import StudyError
 from scalebench.formatting import is_interval
-from scalebench.papers.laws import without_run
-from scalebench.papers.obtained import Obtained, obtain
+from scalebench.papers.obtained import Obtained, obtain, without_run
 from scalebench.papers.paper_folder import CLAIMS, Paper
 from scalebench.papers.side_by_side import in_words, number, with_interval
 from scalebench.study.validation import StrictModel, read_as

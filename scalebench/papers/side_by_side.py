@@ -18,8 +18,7 @@ from scalebench.figures.plotting import house_style
 from scalebench.figures.style import REPORT
 from scalebench.formatting import EMPTY, is_interval
 from scalebench.measured import Measured
-from scalebench.papers.laws import without_run
-from scalebench.papers.obtained import Obtained, obtain
+from scalebench.papers.obtained import Obtained, obtain, without_run
 from scalebench.papers.paper_folder import NEVER, Paper, Published
 from scalebench.system.atomic_write import open_own
 

@@ -12,8 +12,7 @@ from scalebench.cluster.cluster_file import load_cluster
 from scalebench.errors import DataError, UsageError
 from scalebench.launch.planning import plan_study
 from scalebench.papers.claims import read_claims
-from scalebench.papers.laws import read_what_ifs, sources, without_run
-from scalebench.papers.obtained import QUANTITIES
+from scalebench.papers.obtained import QUANTITIES, read_what_ifs, sources, without_run
 from scalebench.papers.paper_folder import (
     CLAIMS,
     INSTALLED,
