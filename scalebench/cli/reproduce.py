@@ -67,7 +67,7 @@ def reproduce(
     if claims and scale == SMOKE:
         raise UsageError(f"--claims: scale {SMOKE} trains too little to judge a claim; choose laptop or cluster")
     if claims:
-        from scalebench.papers.claims import claims_page
+        from scalebench.papers.side_by_side import claims_page
 
         click.echo(claims_page(papers, scale, results), nl=False)
     elif name is None:

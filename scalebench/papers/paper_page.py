@@ -24,11 +24,20 @@ from scalebench.figures.timeline import draw_timeline
 from scalebench.formatting import EMPTY, counted, is_interval, natural
 from scalebench.launch.planning import plan_study
 from scalebench.launch.tracing import trace
-from scalebench.papers.claims import Verdict, judge, read_claims
 from scalebench.papers.obtained import WhatIf, read_what_ifs
 from scalebench.papers.paper_folder import CLAIMS, PLANS, PUBLISHED, SMOKE, WHAT_IFS, Paper, read_published
 from scalebench.papers.plans import Plan, read_plans
-from scalebench.papers.side_by_side import Pair, draw, in_words, number, pair_up, with_interval
+from scalebench.papers.side_by_side import (
+    Pair,
+    Verdict,
+    draw,
+    in_words,
+    judge,
+    number,
+    pair_up,
+    read_claims,
+    with_interval,
+)
 from scalebench.study.cell import EXECUTIONS
 from scalebench.study.spec import slug
 from scalebench.system.atomic_write import open_own

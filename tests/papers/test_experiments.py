@@ -11,7 +11,6 @@ import pytest
 from scalebench.cluster.cluster_file import load_cluster
 from scalebench.errors import DataError, UsageError
 from scalebench.launch.planning import plan_study
-from scalebench.papers.claims import read_claims
 from scalebench.papers.obtained import QUANTITIES, read_what_ifs, sources, without_run
 from scalebench.papers.paper_folder import (
     CLAIMS,
@@ -24,6 +23,7 @@ from scalebench.papers.paper_folder import (
     find_papers,
     read_published,
 )
+from scalebench.papers.side_by_side import read_claims
 from scalebench.study.load import load_study
 from tests.conftest import needs_mpi
 

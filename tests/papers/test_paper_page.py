@@ -12,11 +12,10 @@ from scalebench.cli.main import main
 from scalebench.errors import ResultsError, UsageError
 from scalebench.launch.reporting import Tally
 from scalebench.measured import Measured
-from scalebench.papers.claims import Check, Claim, judge
 from scalebench.papers.obtained import Obtained, obtain
 from scalebench.papers.paper_folder import COLUMNS, Published, find_paper, read_published
 from scalebench.papers.paper_page import write_page
-from scalebench.papers.side_by_side import Pair, draw
+from scalebench.papers.side_by_side import Check, Claim, Pair, draw, judge
 from scalebench.records.store import Store
 from tests.records_factory import study_rows
 

@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from scalebench.models.pinning import pinned
-from scalebench.papers.claims import claims_page
 from scalebench.papers.paper_folder import find_papers
+from scalebench.papers.side_by_side import claims_page
 from scalebench.records.folder import RUNS
 from scalebench.records.study_file import changes
 from tests.conftest import some
