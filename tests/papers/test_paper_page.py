@@ -1,4 +1,4 @@
-"""The page of a paper and the verdicts on its claims, from a made-up study whose ratios are known."""
+"""The page of a paper: verdicts on its claims, from a made-up study whose ratios are known, and its priced plans."""
 
 from __future__ import annotations
 
@@ -9,12 +9,13 @@ import pytest
 
 from scalebench.analysis import load
 from scalebench.cli.main import main
-from scalebench.errors import ResultsError, UsageError
+from scalebench.errors import ResultsError, StudyError, UsageError
 from scalebench.launch.reporting import Tally
 from scalebench.measured import Measured
+from scalebench.models.layer_files import load_layers
 from scalebench.papers.obtained import Obtained, obtain
 from scalebench.papers.paper_folder import COLUMNS, Published, find_paper, read_published
-from scalebench.papers.paper_page import write_page
+from scalebench.papers.paper_page import read_plans, write_page
 from scalebench.papers.side_by_side import Check, Claim, Pair, draw, judge
 from scalebench.records.store import Store
 from tests.records_factory import study_rows
@@ -27,6 +28,8 @@ train_accuracy,serial,1,0.99,accuracy,Figure 1,,its curve,yes,
 final_metric,serial,1,0.7,accuracy,Table 2,table2,its table,no,
 """
 STUDY = "name: mine-fig1\nworkers: 1..64\nstrategies: [serial, allreduce, epoch_average]\n"
+
+FOLDER = Path(__file__).parents[2] / "experiments" / "asa2025"
 
 
 @pytest.fixture
@@ -296,3 +299,37 @@ def test_a_check_with_both_bounds_is_a_range():
     assert check.bound == "0.850 to 0.950"
     for low, high, holds in ((0.86, 0.94, True), (0.96, 0.99, False), (0.7, 0.8, False), (0.9, 0.99, None)):
         assert check.holds(Obtained(Measured((low + high) / 2, low, high, 3), "modelled")) is holds
+
+
+@pytest.fixture(scope="module")
+def plan():
+    return read_plans(FOLDER / "plans.yaml")["resnet50"]
+
+
+def test_components_are_all_layers_and_move_fewer_numbers_than_data_parallelism(plan):
+    components = plan.components()
+    assert [(components[0].first, components[-1].last)] == [("stem", "head")]
+    assert sum(each.parameters for each in components) == load_layers("resnet50").parameters
+    assert {each.degree for each in components} > {1}
+    assert 0 < plan.numbers_saved() < 1
+
+
+def test_memory_is_that_of_the_fullest_worker_of_each_strategy(plan):
+    memories = {name.partition("(")[0]: memory for name, memory in plan.memories().items()}
+    assert memories["serial"].activations == 8 * memories["ddp"].activations
+    assert memories["serial"].parameters == memories["ddp"].parameters > memories["hybrid"].parameters
+    assert memories["model_parallel"].parameters < memories["hybrid"].parameters
+
+
+def test_a_plan_is_drawn(plan, tmp_path):
+    plan.draw(tmp_path / "plan.svg")
+    text = (tmp_path / "plan.svg").read_text()
+    assert text.startswith("<?xml")
+    assert "stage4_3" in text
+
+
+def test_a_plan_that_is_not_one_is_refused(tmp_path):
+    (tmp_path / "plans.yaml").write_text("plans:\n  mine: {description: it, model: resnet50, devices: 0}\n")
+    with pytest.raises(StudyError, match=r"plans\.yaml"):
+        read_plans(tmp_path / "plans.yaml")
+    assert read_plans(tmp_path / "none.yaml") == {}
