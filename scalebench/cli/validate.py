@@ -80,7 +80,7 @@ def validate(
 
 def _plans(file: Path) -> Table | None:
     """Return published plans beside those that their rule finds; None for a file of something else."""
-    from scalebench.validation.replicated_stages import FoundPlan, find_plans, is_plans, read_plans
+    from scalebench.validation.pipelines import FoundPlan, find_plans, is_plans, read_plans
 
     if not is_plans(file):
         return None

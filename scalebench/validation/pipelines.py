@@ -1,18 +1,32 @@
-"""Published throughputs of pipelines, predicted from a row of one device.
+"""Published pipelines: throughputs predicted from a row of one device, and plans found again from profiles of layers.
 
 A row of split=base without recomputation says what a step takes on one device; its layers share it as the device's
 roofline has them. Rows of split=hold are priced as `predict` prices a pipeline with the stated balance, micro-batches
 and recomputation. Beside them stands the textbook's bubble: the throughput of one device, with recomputation where a
 row has that, times m u / (u + m - 1).
+
+Plans have replicated stages. Workers divide among stages of consecutive layers; r workers of a stage train replicas of
+it. A stage with T seconds of both passes, P bytes of parameters, and X bytes of the larger activation at its ends
+takes, over links of B bytes/s,
+
+    max(T + 4 (r - 1) / r P / B,  2 X / B) / r
+
+seconds a batch: compute and the average of gradients, or activations with their gradients. The plan is that with the
+fastest slowest stage; it uses all workers, and of equal plans that with the fewest workers on its last stage is taken.
+Source: Narayanan et al., SOSP 2019 (PipeDream); the optimizer of its artifact as the README there runs it, with the
+bandwidth that it takes by default.
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
+import numpy as np
 import pandas as pd
+from numpy.typing import NDArray
 
 from scalebench.cluster.device import load_device
 from scalebench.errors import ResultsError
@@ -38,6 +52,10 @@ COLUMNS = (
     "samples_per_s",
 )
 _STEPS = 10  # of the priced training
+
+PLAN_COLUMNS = ("model", "profile", "workers", "stages", "bandwidth_bytes_per_s")
+PROFILE = ("layer", "forward_ms", "backward_ms", "activation_bytes", "parameter_bytes")
+Floats = NDArray[np.float64]
 
 
 def is_pipelines(path: Path) -> bool:
@@ -111,3 +129,119 @@ def _prediction(base: Any, alike: Any, row: Any) -> dict[str, Any]:
         "doublings": math.log2(stages),
         "configuration": f"{row.series} | {pieces} | {batch}",
     }
+
+
+class FoundPlan(NamedTuple):
+    """A published plan beside the one that the rule finds, with the seconds a batch of the slowest stage of each."""
+
+    model: str
+    workers: int
+    published: list[int]  # workers of each stage
+    found: list[int]
+    begins: list[str]  # first layer of each stage that was found
+    published_s: float  # cut where it is fastest
+    found_s: float
+
+
+def is_plans(path: Path) -> bool:
+    """Return True if the first line of `path` names the columns of plans."""
+    return has_columns(path, PLAN_COLUMNS)
+
+
+def read_plans(path: Path) -> pd.DataFrame:
+    """Read a CSV of plans, whose profiles lie beside it.
+
+    Raises:
+        ResultsError: unreadable, numbers that are not positive, or stages that do not add up to the workers.
+    """
+    table = read_csv(path)
+    require_positive(table, ("workers", "bandwidth_bytes_per_s"), path)
+    for row in records(table):
+        if sum(_stages(row.stages)) != row.workers:
+            raise ResultsError(f"{path}: {row.model}: stages {row.stages} do not add up to {row.workers} workers")
+    return table
+
+
+def read_profile(path: Path) -> pd.DataFrame:
+    """Read a CSV of the layers of a model: milliseconds of both passes, bytes of output and parameters.
+
+    Raises:
+        ResultsError: unreadable, or a missing column.
+    """
+    table = read_csv(path)
+    if missing := [name for name in PROFILE if name not in table]:
+        raise ResultsError(f"{path}: column {missing[0]!r} is missing; expected {', '.join(PROFILE)}")
+    return table
+
+
+def find_plans(table: pd.DataFrame, folder: Path) -> list[FoundPlan]:
+    """Return each published plan beside the one that the rule finds from the profile in `folder`."""
+    found = []
+    for row in records(table):
+        profile, workers, published = read_profile(folder / str(row.profile)), int(row.workers), _stages(row.stages)
+        costs = _costs(profile, workers, float(row.bandwidth_bytes_per_s))
+        stages, found_s = _fastest_stages(costs)
+        begins = [str(profile["layer"].iloc[first]) for first, _ in stages]
+        replicas = [number for _, number in stages]
+        published_s = _slowest_stage(costs, published)
+        found.append(FoundPlan(str(row.model), workers, published, replicas, begins, published_s, found_s))
+    return found
+
+
+def _costs(profile: pd.DataFrame, workers: int, bandwidth: float) -> Floats:
+    """Return seconds (workers, layers + 1, layers + 1) of a stage of layers i to j (exclusive) on 1, 2, ... workers."""
+    seconds, parameters = (
+        np.concatenate([[0.0], np.cumsum(values.to_numpy(dtype=float))])
+        for values in ((profile["forward_ms"] + profile["backward_ms"]) / 1e3, profile["parameter_bytes"])
+    )
+    outputs = profile["activation_bytes"].to_numpy(dtype=float)
+    crossing = 2 * np.concatenate([[0.0], outputs[:-1], [0.0]]) / bandwidth  # at a border before layer 0, 1, ...
+    compute, owned = seconds[None] - seconds[:, None], parameters[None] - parameters[:, None]
+    ends = np.maximum(crossing[:, None], crossing[None])
+    stages = []
+    for replicas in range(1, workers + 1):
+        average = 4 * (replicas - 1) / replicas * owned / bandwidth
+        stages.append(np.maximum(compute + average, ends) / replicas)
+    found = np.array(stages)
+    found[:, np.tri(len(seconds), dtype=bool)] = math.inf  # no layers
+    return found
+
+
+def _fastest_stages(costs: Floats) -> tuple[list[tuple[int, int]], float]:
+    """Return (first layer, workers) of each stage of the plan with the fastest slowest stage, and its seconds.
+
+    Dynamic programming over the first j layers on w workers:
+    L(j, w) = min over i < j and r <= w of max(L(i, w - r), stage of layers i to j on r workers).
+    """
+    workers, borders, _ = costs.shape
+    least = np.full((workers + 1, borders), math.inf)
+    least[0, 0] = 0.0
+    cut = np.zeros((workers + 1, borders, 2), dtype=int)  # layers before the last stage, and its workers
+    for used in range(1, workers + 1):
+        for replicas in range(1, used + 1):
+            slowest = np.maximum(least[used - replicas][:, None], costs[replicas - 1])
+            first = slowest.argmin(axis=0)
+            value = slowest[first, np.arange(borders)]
+            better = value < least[used]
+            least[used][better] = value[better]
+            cut[used][better] = np.stack([first, np.full(borders, replicas)], axis=1)[better]
+    stages: list[tuple[int, int]] = []
+    last, left = borders - 1, workers
+    while last:
+        last, replicas = (int(number) for number in cut[left, last])
+        stages.insert(0, (last, replicas))
+        left -= replicas
+    return stages, float(least[workers, -1])
+
+
+def _slowest_stage(costs: Floats, stages: Sequence[int]) -> float:
+    """Return the seconds of the slowest of stages with so many workers, cut where these are least."""
+    least = np.full(costs.shape[1], math.inf)
+    least[0] = 0.0
+    for replicas in stages:
+        least = np.maximum(least[:, None], costs[replicas - 1]).min(axis=0)
+    return float(least[-1])
+
+
+def _stages(text: object) -> list[int]:
+    return [int(each) for each in str(text).split("-")]
