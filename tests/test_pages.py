@@ -24,7 +24,7 @@ from PIL.PngImagePlugin import PngInfo
 
 from scalebench import __version__
 from scalebench.figures import figure_names
-from tests.artifact.test_rendering import compiles_latex
+from tests.artifact.test_artifact_description import compiles_latex
 
 ROOT = Path(__file__).parents[1]
 # Pages of one folder, in the order in which they are read.

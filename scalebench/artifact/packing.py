@@ -21,9 +21,17 @@ from pathlib import Path
 
 import scalebench
 from scalebench.analysis import load
-from scalebench.artifact import rendering
 from scalebench.artifact.anonymising import ship_records
-from scalebench.artifact.description import Description, PaperFile, describe, light_requirements
+from scalebench.artifact.artifact_description import (
+    CRATE,
+    DOCUMENTS,
+    Description,
+    PaperFile,
+    crate,
+    describe,
+    light_requirements,
+    render,
+)
 from scalebench.artifact.verification import NOT_TIMED, SUMS, TIMES, changed_files, sha256
 from scalebench.errors import ResultsError, writing
 from scalebench.figures import plot_folder
@@ -103,12 +111,12 @@ def _fill(results: Path, building: Path, name: str, paper: PaperFile, jobs: int,
     files = {
         "constraints.txt": "\n".join([f"# Python {description.python or 'unknown'}", *pins, ""]),
         "requirements-analysis.txt": "\n".join([*light_requirements(), ""]),
-        **{name: rendering.render(name, description) for name in rendering.DOCUMENTS},
+        **{name: render(name, description) for name in DOCUMENTS},
     }
     for file, content in files.items():
         (building / file).write_text(content, encoding="utf-8")
     (building / "reproduce.sh").chmod(0o755)
-    (building / rendering.CRATE).write_text(rendering.crate(building, description), encoding="utf-8")
+    (building / CRATE).write_text(crate(building, description), encoding="utf-8")
     sums = [f"{sha256(file)}  {inner}\n" for inner, file in _files(building)]
     (building / SUMS).write_text("".join(sums), encoding="utf-8")
     return description

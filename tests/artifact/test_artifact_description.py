@@ -19,8 +19,7 @@ from hypothesis import strategies as st
 from scalebench.analysis import load
 from scalebench.artifact import PaperFile
 from scalebench.artifact.anonymising import Shipment
-from scalebench.artifact.description import Description, describe
-from scalebench.artifact.rendering import escape_markdown, latex_link, render
+from scalebench.artifact.artifact_description import Description, describe, escape_markdown, latex_link, render
 from scalebench.artifact.verification import expected_again
 from scalebench.figures.plotting import Drawn
 from scalebench.records.store import Store
