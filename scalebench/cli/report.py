@@ -23,8 +23,7 @@ def report(results: Path | None, output: Path | None, show: bool) -> None:
     """
     import webbrowser
 
-    from scalebench.figures.place import place_for
-    from scalebench.figures.plotting import drawing_jobs
+    from scalebench.figures.plotting import drawing_jobs, place_for
     from scalebench.records.folder import timed
     from scalebench.report.page import write_report
 

@@ -1,13 +1,19 @@
-"""Draw figures and write each as PDF, PNG or SVG beside the CSV of its drawn data."""
+"""Draw figures and write each as PDF, PNG or SVG beside the CSV of its drawn data.
+
+They go to `plots/<study>`, or `plots/<study>-2` ... beside other records of that name.
+"""
 
 from __future__ import annotations
 
 import contextlib
 import gc
+import hashlib
 import os
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
+from contextlib import suppress
 from dataclasses import dataclass
+from itertools import count
 from multiprocessing import get_context
 from pathlib import Path
 from string import ascii_lowercase
@@ -18,7 +24,9 @@ from scalebench.figures.added import Added
 from scalebench.figures.base import FIGURES, EmptyFigureError, Figure, default_figures, figure_names
 from scalebench.figures.selection import EVERYTHING, Selection
 from scalebench.figures.style import REPORT, Style
-from scalebench.records.table import to_cell
+from scalebench.records.attempts import Attempts
+from scalebench.records.folder import RUNS
+from scalebench.records.table import to_cell, to_text
 from scalebench.study.spec import slug
 from scalebench.system.atomic_write import open_own
 
@@ -29,6 +37,8 @@ if TYPE_CHECKING:
 FORMATS = ("pdf", "svg", "png")
 _SLOWEST = ("scaling-laws", "breakdown", "convergence", "time-to-target", "reduction-parts")
 _MOST_JOBS = 4  # each holds some 150 MiB
+
+_MARK = ".records"  # file with a hash of the path of the records
 
 
 class Drawn(NamedTuple):
@@ -272,3 +282,33 @@ def house_style(style: Style = REPORT) -> Iterator[None]:
         mpl.rcParams.update(sheet)
         mpl.rcParams.update(mpl.RcParams(style.parameters()))
         yield
+
+
+def place_for(records: Path, output: Path) -> Path:
+    """Create and return `output`/<study> for the study in `records`, or <study>-2 ... if other records own that folder.
+
+    A mark in the folder names its records; a folder without a mark is taken.
+
+    Raises:
+        ResultsError: there are no records, or the folder cannot be made.
+    """
+    attempts = Attempts(records / RUNS)
+    if not len(attempts):
+        raise ResultsError(f"{records / RUNS} holds no runs yet; `scalebench run` fills it")
+    study = slug(to_text(attempts.row(len(attempts) - 1)["study"]))
+    mark = hashlib.sha256(str(records.resolve()).encode()).hexdigest()[:12]
+    for number in count(1):
+        place = output / (study if number == 1 else f"{study}-{number}")
+        if _mark_of(place) in ("", mark):
+            break
+    with writing(place):
+        place.mkdir(parents=True, exist_ok=True)
+        with open_own(place / _MARK, "w") as file:
+            file.write(mark + "\n")
+    return place
+
+
+def _mark_of(place: Path) -> str:
+    with suppress(OSError):
+        return (place / _MARK).read_text(encoding="ascii", errors="replace").strip()
+    return ""
