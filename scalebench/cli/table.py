@@ -139,7 +139,7 @@ def _short_names(table: Table) -> tuple[Table, str]:
     Short names lack the options that others of the same strategy have too, and all of them where no other of the same
     strategy stands beside a long name.
     """
-    from scalebench.figures.drawing.names import LONG, family, short_names
+    from scalebench.figures.drawing.series_style import LONG, family, short_names
 
     known = list(dict.fromkeys(str(row[0].text) for row in table.rows))
     families = [family(name) for name in known]

@@ -17,9 +17,8 @@ from scalebench.analysis.loading import is_representative
 from scalebench.figures.base import FIGURES, EmptyFigureError, Figure
 from scalebench.figures.drawing.canvas import Canvas
 from scalebench.figures.drawing.caption import over_seeds, with_interval
-from scalebench.figures.drawing.names import group_name, width
 from scalebench.figures.drawing.panel import Panel, share_y
-from scalebench.figures.drawing.styles import MOST_SERIES, NEUTRAL, Look, name_series
+from scalebench.figures.drawing.series_style import MOST_SERIES, NEUTRAL, Look, group_name, name_series, width
 from scalebench.study.cell import EXECUTIONS
 
 _PANELS = ("time", "core-hours", "memory")

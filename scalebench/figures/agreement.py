@@ -19,9 +19,8 @@ from scalebench.figures.drawing.caption import (
     describe_marks,
     describe_study,
 )
-from scalebench.figures.drawing.names import short_names
 from scalebench.figures.drawing.panel import Panel
-from scalebench.figures.drawing.styles import Look, looks, name_series
+from scalebench.figures.drawing.series_style import Look, looks, name_series, short_names
 
 GOAL = 0.15
 

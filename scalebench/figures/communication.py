@@ -7,8 +7,8 @@ from scalebench.analysis.grouping import communication_shares
 from scalebench.analysis.intervals import CONFIDENCE
 from scalebench.figures.base import FIGURES, EmptyFigureError, Figure
 from scalebench.figures.drawing.canvas import Canvas
-from scalebench.figures.drawing.names import group_name
 from scalebench.figures.drawing.panel import share_y
+from scalebench.figures.drawing.series_style import group_name
 
 _PANELS = {
     "exposed": "exposed communication",

@@ -15,8 +15,8 @@ from scalebench.analysis.loading import object_index
 from scalebench.figures.base import FIGURES, Figure
 from scalebench.figures.drawing.canvas import Canvas
 from scalebench.figures.drawing.caption import with_interval
-from scalebench.figures.drawing.names import group_name
 from scalebench.figures.drawing.panel import Panel, share_y
+from scalebench.figures.drawing.series_style import group_name
 from scalebench.formatting import counted, is_interval
 from scalebench.study.cell import PLACE
 

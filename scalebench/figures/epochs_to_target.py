@@ -17,7 +17,7 @@ from scalebench.analysis.target import times_to_target
 from scalebench.figures.base import FIGURES, EmptyFigureError, Figure
 from scalebench.figures.drawing.canvas import Canvas, Entry
 from scalebench.figures.drawing.panel import Panel
-from scalebench.figures.drawing.styles import NEUTRAL, Look
+from scalebench.figures.drawing.series_style import NEUTRAL, Look
 from scalebench.figures.drawing.unreached import legend_of_unreached, mark_unreached, never, target_in_words
 from scalebench.formatting import digits
 

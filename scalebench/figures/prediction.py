@@ -11,7 +11,7 @@ import pandas as pd
 from matplotlib.lines import Line2D
 
 from scalebench.figures.drawing.canvas import Canvas
-from scalebench.figures.drawing.styles import looks
+from scalebench.figures.drawing.series_style import looks
 from scalebench.figures.plotting import picture
 
 if TYPE_CHECKING:  # pricing imports torch

@@ -15,8 +15,8 @@ from scalebench.analysis.laws import Scaling, band_name, curve, no_band, scaling
 from scalebench.figures.base import FIGURES, EmptyFigureError, Figure
 from scalebench.figures.drawing.canvas import Canvas
 from scalebench.figures.drawing.panel import Panel
-from scalebench.figures.drawing.styles import NEUTRAL, Look
-from scalebench.figures.drawing.styles import knee as knee_mark
+from scalebench.figures.drawing.series_style import NEUTRAL, Look
+from scalebench.figures.drawing.series_style import knee as knee_mark
 from scalebench.formatting import percent
 from scalebench.study.spec import SIMULATED
 

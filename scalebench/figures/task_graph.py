@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from matplotlib.patches import FancyBboxPatch, Patch
 
 from scalebench.errors import writing
-from scalebench.figures.drawing.styles import TASKS
+from scalebench.figures.drawing.series_style import TASKS
 from scalebench.figures.plotting import drawing
 from scalebench.figures.style import REPORT
 from scalebench.system.atomic_write import open_own

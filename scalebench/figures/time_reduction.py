@@ -12,7 +12,7 @@ from scalebench.figures.added import with_added
 from scalebench.figures.base import FIGURES, EmptyFigureError, Figure
 from scalebench.figures.drawing.canvas import Canvas
 from scalebench.figures.drawing.panel import Panel, share_y
-from scalebench.figures.drawing.styles import Look
+from scalebench.figures.drawing.series_style import Look
 from scalebench.study.choices import BASELINES, PER_BATCH
 
 _MOST_SERIES = 8  # in one panel: it has no baselines

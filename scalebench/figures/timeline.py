@@ -11,7 +11,7 @@ from matplotlib.patches import Patch
 
 from scalebench.errors import ResultsError, writing
 from scalebench.figures.drawing.canvas import Canvas
-from scalebench.figures.drawing.styles import SERVING, TASKS
+from scalebench.figures.drawing.series_style import SERVING, TASKS
 from scalebench.figures.plotting import drawing
 from scalebench.figures.style import REPORT
 from scalebench.system.atomic_write import open_own

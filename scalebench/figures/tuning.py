@@ -10,9 +10,8 @@ from scalebench.analysis.tuning_trials import best_so_far, metric_of, tuned_cell
 from scalebench.figures.base import FIGURES, EmptyFigureError, Figure
 from scalebench.figures.drawing.canvas import Canvas
 from scalebench.figures.drawing.caption import describe_label, describe_study
-from scalebench.figures.drawing.names import short_names
 from scalebench.figures.drawing.panel import share_y
-from scalebench.figures.drawing.styles import looks, name_series
+from scalebench.figures.drawing.series_style import looks, name_series, short_names
 from scalebench.formatting import metric_word
 
 _PANELS = ("trials", "values")

@@ -14,7 +14,7 @@ from matplotlib.ticker import LogLocator
 
 from scalebench.figures.drawing.canvas import Entry
 from scalebench.figures.drawing.panel import Panel
-from scalebench.figures.drawing.styles import NEUTRAL, Look, cross, looks
+from scalebench.figures.drawing.series_style import NEUTRAL, Look, cross, looks
 from scalebench.figures.plotting import picture
 from scalebench.figures.prediction import OUTSIDE
 

@@ -15,7 +15,7 @@ from pydantic import Field, model_validator
 
 from scalebench.analysis import Results
 from scalebench.errors import StudyError
-from scalebench.figures.drawing.styles import EXECUTION_WORDS, FILLS
+from scalebench.figures.drawing.series_style import EXECUTION_WORDS, FILLS
 from scalebench.figures.plotting import house_style
 from scalebench.figures.style import REPORT
 from scalebench.formatting import EMPTY, is_interval

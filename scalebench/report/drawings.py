@@ -32,7 +32,7 @@ from scalebench.figures.base import FIGURES, default_figures
 from scalebench.figures.drawing.canvas import WIDTH_IN, Canvas
 from scalebench.figures.drawing.caption import describe_machines, describe_study
 from scalebench.figures.drawing.panel import Panel
-from scalebench.figures.drawing.styles import Handle
+from scalebench.figures.drawing.series_style import Handle
 from scalebench.figures.plotting import drawing_processes, house_style, shared_results, slowest_first
 from scalebench.formatting import digits
 

@@ -6,7 +6,7 @@ import pandas as pd
 from matplotlib.figure import Figure
 
 from scalebench.figures.drawing.panel import Panel
-from scalebench.figures.drawing.styles import looks
+from scalebench.figures.drawing.series_style import looks
 
 
 def test_only_lines_that_cover_each_other_are_set_apart():

@@ -19,8 +19,15 @@ from scalebench.analysis import Results, load
 from scalebench.figures import PlotRequest, figure_names, plot_folder
 from scalebench.figures.base import FIGURES
 from scalebench.figures.drawing.canvas import WIDE, Canvas
-from scalebench.figures.drawing.names import family, short_names, wrapped
-from scalebench.figures.drawing.styles import EXECUTION_WORDS, NEUTRAL, grouped, looks
+from scalebench.figures.drawing.series_style import (
+    EXECUTION_WORDS,
+    NEUTRAL,
+    family,
+    grouped,
+    looks,
+    short_names,
+    wrapped,
+)
 from scalebench.figures.plotting import house_style
 from scalebench.figures.style import choose_style
 from scalebench.records.store import Store

@@ -21,7 +21,7 @@ from scalebench.figures import FORMATS, PlotRequest, default_figures, describe_f
 from scalebench.figures.base import FIGURES
 from scalebench.figures.drawing.canvas import Canvas
 from scalebench.figures.drawing.panel import tint
-from scalebench.figures.drawing.styles import ENGINE_ALONE, TASKS
+from scalebench.figures.drawing.series_style import ENGINE_ALONE, TASKS
 from scalebench.figures.plotting import house_style
 from scalebench.figures.style import choose_style
 from scalebench.records.schema import RunRow

@@ -8,7 +8,7 @@ import pandas as pd
 from matplotlib.legend import Legend
 
 from scalebench.figures.drawing.canvas import Canvas
-from scalebench.figures.drawing.styles import looks
+from scalebench.figures.drawing.series_style import looks
 from scalebench.figures.plotting import house_style
 from scalebench.figures.prediction import OUTSIDE, fill_prediction
 from scalebench.pricing.advice import batch_for, held_at, interval_for

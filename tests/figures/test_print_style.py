@@ -18,7 +18,7 @@ from scalebench.errors import ResultsError, UsageError
 from scalebench.figures import PlotRequest, default_figures, plot_folder
 from scalebench.figures.base import FIGURES
 from scalebench.figures.drawing.canvas import Canvas
-from scalebench.figures.drawing.styles import ENGINE_ALONE_PATTERN, MOST_SERIES, TASK_PATTERNS, TASKS, grouped
+from scalebench.figures.drawing.series_style import ENGINE_ALONE_PATTERN, MOST_SERIES, TASK_PATTERNS, TASKS, grouped
 from scalebench.figures.plotting import house_style
 from scalebench.figures.selection import EVERYTHING, Selection
 from scalebench.figures.style import STYLES, Style, choose_style, parse_width

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from matplotlib.figure import Figure
 
-from scalebench.figures.drawing.styles import _PLACED, TASKS, looks
+from scalebench.figures.drawing.series_style import _PLACED, TASKS, looks
 from scalebench.report.drawings import StyleSheet, in_the_dark, inline, write
 
 DARK_CARD = "#17191c"

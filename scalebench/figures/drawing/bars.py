@@ -9,7 +9,7 @@ import pandas as pd
 from matplotlib.patches import Patch
 
 from scalebench.figures.drawing.panel import Panel, Segment, tint
-from scalebench.figures.drawing.styles import EXECUTION_WORDS, NEUTRAL, Handle
+from scalebench.figures.drawing.series_style import EXECUTION_WORDS, NEUTRAL, Handle
 from scalebench.study.cell import EXECUTIONS
 from scalebench.study.spec import SIMULATED
 

@@ -23,9 +23,8 @@ from matplotlib.ticker import FixedLocator
 from scalebench.analysis import Results
 from scalebench.figures.added import EXECUTION, Added
 from scalebench.figures.drawing import caption
-from scalebench.figures.drawing.names import short_names, width, wrapped
 from scalebench.figures.drawing.panel import Panel, lettered, share_y
-from scalebench.figures.drawing.styles import (
+from scalebench.figures.drawing.series_style import (
     EXECUTION_WORDS,
     MARK_WORDS,
     MOST_SERIES,
@@ -37,7 +36,10 @@ from scalebench.figures.drawing.styles import (
     looks,
     name_series,
     plus,
+    short_names,
     wide_interval,
+    width,
+    wrapped,
 )
 from scalebench.figures.selection import EVERYTHING, Selection
 from scalebench.figures.style import REPORT, Style

@@ -20,8 +20,7 @@ from matplotlib.transforms import ScaledTranslation
 from numpy.typing import NDArray
 
 from scalebench.analysis.intervals import METRIC_RANGE
-from scalebench.figures.drawing.names import width, wrapped
-from scalebench.figures.drawing.styles import EXECUTION_WORDS, Look, cross, plus, wide_interval
+from scalebench.figures.drawing.series_style import EXECUTION_WORDS, Look, cross, plus, wide_interval, width, wrapped
 from scalebench.figures.style import REPORT, Style
 from scalebench.formatting import digits, metric_word
 from scalebench.study.spec import SIMULATED

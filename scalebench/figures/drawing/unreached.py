@@ -10,7 +10,7 @@ from matplotlib.lines import Line2D
 
 from scalebench.figures.drawing.canvas import Entry
 from scalebench.figures.drawing.panel import Panel
-from scalebench.figures.drawing.styles import NEUTRAL, Look
+from scalebench.figures.drawing.series_style import NEUTRAL, Look
 from scalebench.formatting import metric_word
 
 _UNREACHED, _TORN = "^", "*"  # markers: at most half of the runs reached the target, or some did not

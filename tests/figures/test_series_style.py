@@ -6,7 +6,7 @@ from itertools import chain
 
 import pytest
 
-from scalebench.figures.drawing.styles import looks
+from scalebench.figures.drawing.series_style import looks
 from scalebench.strategies import registry
 
 SWEEPS = [
