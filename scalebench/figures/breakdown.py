@@ -16,8 +16,8 @@ from matplotlib.transforms import Affine2D
 
 from scalebench.analysis import Results, cells
 from scalebench.figures.base import FIGURES, Figure
-from scalebench.figures.drawing.bars import counts_by_execution, draw_bars, executions_of_bars
 from scalebench.figures.drawing.canvas import Canvas, Entry
+from scalebench.figures.drawing.marks import counts_by_execution, draw_bars, executions_of_bars
 from scalebench.figures.drawing.panel import Segment, hatch_of
 from scalebench.figures.drawing.series_style import (
     ENGINE_ALONE,

@@ -16,9 +16,9 @@ from scalebench.analysis.critical_batch import SeriesLaw, critical_batches
 from scalebench.analysis.target import times_to_target
 from scalebench.figures.base import FIGURES, EmptyFigureError, Figure
 from scalebench.figures.drawing.canvas import Canvas, Entry
+from scalebench.figures.drawing.marks import legend_of_unreached, mark_unreached, never, target_in_words
 from scalebench.figures.drawing.panel import Panel
 from scalebench.figures.drawing.series_style import NEUTRAL, Look
-from scalebench.figures.drawing.unreached import legend_of_unreached, mark_unreached, never, target_in_words
 from scalebench.formatting import digits
 
 _COLUMNS = 3

@@ -12,8 +12,8 @@ from matplotlib.patches import Patch
 
 from scalebench.analysis import Results, ratios
 from scalebench.figures.base import FIGURES, EmptyFigureError, Figure
-from scalebench.figures.drawing.bars import counts_by_execution, draw_bars, executions_of_bars
 from scalebench.figures.drawing.canvas import Canvas, Entry
+from scalebench.figures.drawing.marks import counts_by_execution, draw_bars, executions_of_bars
 from scalebench.figures.drawing.panel import Panel, Segment, share_y
 from scalebench.figures.drawing.series_style import ENGINE_ALONE, ENGINE_ALONE_PATTERN, NEUTRAL, Look
 from scalebench.figures.time_reduction import missing, no_reduction, of_others

@@ -13,9 +13,9 @@ from scalebench.analysis.grouping import costs_to_target
 from scalebench.analysis.target import target_ratios
 from scalebench.figures.base import FIGURES, EmptyFigureError, Figure
 from scalebench.figures.drawing.canvas import Canvas
+from scalebench.figures.drawing.marks import legend_of_unreached, mark_unreached, never, target_in_words, torn
 from scalebench.figures.drawing.panel import Panel, share_y
 from scalebench.figures.drawing.series_style import Look, group_name, grouped, name_series
-from scalebench.figures.drawing.unreached import legend_of_unreached, mark_unreached, never, target_in_words, torn
 from scalebench.formatting import listed
 from scalebench.study.choices import BASELINES, PER_BATCH
 
