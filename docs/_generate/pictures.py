@@ -30,7 +30,7 @@ from PIL.PngImagePlugin import PngInfo
 from scalebench import __version__
 from scalebench.analysis import load
 from scalebench.figures import figure_names
-from scalebench.figures.prediction_error import write_prediction_error
+from scalebench.figures.predicted import write_prediction_error
 from scalebench.report.answer import spoken
 
 ROOT = Path(__file__).parents[2]

@@ -159,7 +159,7 @@ def _laws(said: str) -> tuple[dict[str, SeriesLaw], str]:
 
 
 def _draw(path: Path, found: Predicted) -> None:
-    from scalebench.figures.prediction import draw_prediction
+    from scalebench.figures.predicted import draw_prediction
     from scalebench.pricing.advice import held_at
 
     predictor, grid = found.predictor, found.grid

@@ -71,7 +71,7 @@ def validate(
     errors = with_errors(predictions)
     show_tables(form, *_tables(errors), _order(errors), *notes)
     if output is not None:
-        from scalebench.figures.prediction_error import write_prediction_error
+        from scalebench.figures.predicted import write_prediction_error
 
         for file in write_prediction_error(errors, output):
             click.echo(f"written: {file}", err=True)

@@ -89,7 +89,7 @@ def show(
 
 
 def _draw(path: Path, found: Variation) -> None:
-    from scalebench.figures.what_if import draw_what_if
+    from scalebench.figures.predicted import draw_what_if
 
     planes = {str(name): plane for name, plane in zip(found.strategies, found.planes, strict=True)}
     (one, *others), names = planes.values(), list(planes)

@@ -24,7 +24,7 @@ from scalebench.analysis.target import target_ratios
 from scalebench.cluster.cluster_file import load_cluster
 from scalebench.cluster.device import load_device
 from scalebench.errors import StudyError, UsageError, nearest
-from scalebench.figures.what_if import draw_what_if
+from scalebench.figures.predicted import draw_what_if
 from scalebench.measured import Measured
 from scalebench.models.layer_files import load_layers
 from scalebench.papers.paper_folder import WHAT_IFS, found_file

@@ -10,7 +10,7 @@ from matplotlib.legend import Legend
 from scalebench.figures.drawing.canvas import Canvas
 from scalebench.figures.drawing.series_style import looks
 from scalebench.figures.plotting import house_style
-from scalebench.figures.prediction import OUTSIDE, fill_prediction
+from scalebench.figures.predicted import OUTSIDE, fill_prediction
 from scalebench.pricing.advice import batch_for, held_at, interval_for
 from scalebench.pricing.grid import predict
 from scalebench.pricing.prediction import Predictor
