@@ -17,7 +17,7 @@ from scalebench.data.catalog import prepare
 from scalebench.data.dataset import open_dataset
 from scalebench.data.plan import BatchPlan
 from scalebench.errors import RunError
-from scalebench.figures.timeline import draw_timeline
+from scalebench.figures.traced_run import draw_timeline
 from scalebench.launch.sweep import expand
 from scalebench.pricing.machine import Machine
 from scalebench.pricing.step_times import stated_table

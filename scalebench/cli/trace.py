@@ -52,7 +52,7 @@ def trace(
     """
     from scalebench.export.chrome_trace import write_chrome
     from scalebench.figures.style import REPORT
-    from scalebench.figures.timeline import draw_timeline
+    from scalebench.figures.traced_run import draw_timeline
     from scalebench.study.spec import slug
     from scalebench.training.timeline import Lane, Timeline, read_horovod
 
@@ -92,7 +92,7 @@ def _draw_graph(
 ) -> list[Path]:
     """Draw the tasks of the run, whose schedules are recorded without data and arithmetic."""
     from scalebench.figures.style import REPORT
-    from scalebench.figures.task_graph import draw_task_graph
+    from scalebench.figures.traced_run import draw_task_graph
     from scalebench.launch.planning import plan_study
     from scalebench.launch.tracing import tasks_of
     from scalebench.study.spec import slug

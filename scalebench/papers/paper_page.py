@@ -27,7 +27,7 @@ from scalebench.errors import ResultsError, StudyError
 from scalebench.figures import PlotRequest, plot_folder
 from scalebench.figures.plotting import house_style
 from scalebench.figures.style import REPORT
-from scalebench.figures.timeline import draw_timeline
+from scalebench.figures.traced_run import draw_timeline
 from scalebench.formatting import EMPTY, counted, is_interval, natural
 from scalebench.launch.planning import plan_study
 from scalebench.launch.tracing import trace

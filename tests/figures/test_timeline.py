@@ -12,7 +12,7 @@ from docs._generate.timelines import OPTIONS, draw_pages, timeline_of
 from scalebench.comm.base import Capability
 from scalebench.errors import ResultsError
 from scalebench.export.chrome_trace import write_chrome
-from scalebench.figures.timeline import draw_timeline
+from scalebench.figures.traced_run import draw_timeline
 from scalebench.strategies import registry
 from scalebench.training.outcome import Lap
 from scalebench.training.timeline import Lane, Timeline, read_horovod
