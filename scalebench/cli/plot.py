@@ -10,8 +10,8 @@ import rich_click as click
 
 from scalebench.cli.options import completed_study, folder_option, results_argument, selection_of, selection_options
 from scalebench.figures import FORMATS, PlotRequest, plot_folder
-from scalebench.figures.added import parse_added
 from scalebench.figures.plotting import drawing_jobs, place_for
+from scalebench.figures.selection import parse_added
 from scalebench.figures.style import CAPTIONS, STYLES, choose_style, parse_width
 from scalebench.records.folder import timed
 

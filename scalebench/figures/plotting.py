@@ -20,9 +20,8 @@ from string import ascii_lowercase
 from typing import TYPE_CHECKING, NamedTuple
 
 from scalebench.errors import ResultsError, UsageError, nearest, writing
-from scalebench.figures.added import Added
 from scalebench.figures.base import FIGURES, EmptyFigureError, Figure, default_figures, figure_names
-from scalebench.figures.selection import EVERYTHING, Selection
+from scalebench.figures.selection import EVERYTHING, Added, Selection
 from scalebench.figures.style import REPORT, Style
 from scalebench.records.attempts import Attempts
 from scalebench.records.folder import RUNS

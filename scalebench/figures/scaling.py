@@ -8,12 +8,12 @@ import pandas as pd
 from matplotlib.lines import Line2D
 
 from scalebench.analysis import Results, cells, ratios
-from scalebench.figures.added import EXECUTION, with_added
 from scalebench.figures.base import FIGURES, EmptyFigureError, Figure
 from scalebench.figures.drawing.canvas import Canvas
 from scalebench.figures.drawing.caption import over_seeds, with_interval
 from scalebench.figures.drawing.panel import Panel, metric_label
 from scalebench.figures.drawing.series_style import Look, group_name
+from scalebench.figures.selection import EXECUTION, with_added
 from scalebench.study.cell import CELL
 
 _QUANTITIES = {

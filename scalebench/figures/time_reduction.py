@@ -8,11 +8,11 @@ import pandas as pd
 
 from scalebench.analysis import Results, ratios
 from scalebench.analysis.pairing import NO_BASELINE
-from scalebench.figures.added import with_added
 from scalebench.figures.base import FIGURES, EmptyFigureError, Figure
 from scalebench.figures.drawing.canvas import Canvas
 from scalebench.figures.drawing.panel import Panel, share_y
 from scalebench.figures.drawing.series_style import Look
+from scalebench.figures.selection import with_added
 from scalebench.study.choices import BASELINES, PER_BATCH
 
 _MOST_SERIES = 8  # in one panel: it has no baselines

@@ -8,8 +8,7 @@ import pytest
 from scalebench.analysis import load
 from scalebench.errors import UsageError
 from scalebench.figures import PlotRequest, plot_folder
-from scalebench.figures.added import parse_added
-from scalebench.figures.selection import EVERYTHING, Selection
+from scalebench.figures.selection import EVERYTHING, Selection, parse_added
 from scalebench.records.store import Store
 from tests.records_factory import study_rows
 

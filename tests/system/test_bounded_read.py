@@ -10,7 +10,7 @@ from scalebench.calibration.calibration_file import read_calibration
 from scalebench.cluster.cluster_file import load_cluster
 from scalebench.cluster.engine_costs import EngineCosts
 from scalebench.errors import UsageError
-from scalebench.figures.added import Added
+from scalebench.figures.selection import Added
 from scalebench.models.layer_files import load_layers
 from scalebench.models.pinning import checksum
 from scalebench.models.registry import check_own

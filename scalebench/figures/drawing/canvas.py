@@ -21,7 +21,6 @@ from matplotlib.lines import Line2D
 from matplotlib.ticker import FixedLocator
 
 from scalebench.analysis import Results
-from scalebench.figures.added import EXECUTION, Added
 from scalebench.figures.drawing import caption
 from scalebench.figures.drawing.panel import Panel, lettered, share_y
 from scalebench.figures.drawing.series_style import (
@@ -41,7 +40,7 @@ from scalebench.figures.drawing.series_style import (
     width,
     wrapped,
 )
-from scalebench.figures.selection import EVERYTHING, Selection
+from scalebench.figures.selection import EVERYTHING, EXECUTION, Added, Selection
 from scalebench.figures.style import REPORT, Style
 
 WIDTH_IN = REPORT.width_in

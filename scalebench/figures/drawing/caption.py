@@ -26,7 +26,7 @@ from scalebench.analysis.tuning_trials import optimizer_in_words
 from scalebench.cluster.cluster_file import Cluster, load_cluster
 from scalebench.cluster.network import allreduce_name
 from scalebench.errors import ClusterError
-from scalebench.figures.added import Added
+from scalebench.figures.selection import Added
 from scalebench.formatting import counted, digits, seconds
 from scalebench.study.cell import EXECUTIONS, PLACE, batch_in_words
 from scalebench.study.heterogeneity import STATED

@@ -21,7 +21,7 @@ from matplotlib.path import Path
 from matplotlib.transforms import Affine2D
 
 from scalebench.analysis.native_check import PREFERRED_ENGINES
-from scalebench.figures.added import EXECUTION
+from scalebench.figures.selection import EXECUTION
 from scalebench.study.cell import strategy_rank
 from scalebench.study.choices import PER_BATCH
 from scalebench.tables.latex import printed_width
