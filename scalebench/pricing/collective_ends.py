@@ -234,7 +234,7 @@ class Collectives:
             low = ranks[(ranks & stride) == 0]
             high = low | stride
             for source, rank, adding in ((low, high, merging), (high, low, 0.0)):
-                message = self._messages(rendezvous.event.operation.nbytes, source, rank)
+                message = self.messages(rendezvous.event.operation.nbytes, source, rank)
                 waits[:, rank] += np.maximum(0.0, now[:, source] - now[:, rank])
                 now[:, rank] = np.maximum(now[:, rank], now[:, source] + message) + adding
                 costs[:, rank] += message
@@ -253,7 +253,7 @@ class Collectives:
     def _message(self, nbytes: float, source: int, to: int) -> Floats:
         return self.prices.time(Operation(Kind.SEND, nbytes, (source, to)))
 
-    def _messages(self, nbytes: float, sources: Ints, ranks: Ints) -> Floats:
+    def messages(self, nbytes: float, sources: Ints, ranks: Ints) -> Floats:
         """Return the seconds of a message for each pair (M, pairs), equal for all on one node and for all others."""
         network = self.prices.distinct[0].network
         if network.cluster.links.slow:

@@ -11,10 +11,11 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 import numpy as np
 
-from scalebench.cluster.operation import Kind
+from scalebench.cluster.operation import Kind, Operation
 from scalebench.comm.base import BETWEEN_STAGES
 from scalebench.errors import RunError, ScalebenchError
 from scalebench.pricing.charges import Charges, Floats, Machines
@@ -130,7 +131,8 @@ class _Walk:
         self.progress = 0
         self.collectives = Collectives(machines, shape)
         self.variance = np.zeros(shape)  # of the compute since the last collective
-        self._mail: dict[tuple[int, int, int], list[tuple[Floats, Floats]]] = defaultdict(list)
+        self._mail: dict[tuple[int, int, int], list[tuple[Floats, Floats]]] = defaultdict(list)  # by first pair and tag
+        self._messages: dict[tuple[Program, Operation], _Messages] = {}
 
     def follow(self, program: Program) -> Iterator[str]:
         """Advance the workers of a program; pauses where it waits for others."""
@@ -171,9 +173,9 @@ class _Walk:
                         yield from self._until_met(found, program)
                         self._communicated(at, found)
                 elif event.kind == Kind.SEND:
-                    self._send(event)
+                    self._send(event, program)
                 elif event.kind == "receive":
-                    while not self._receive(event):
+                    while not self._receive(event, program):
                         yield "waits"
                 else:
                     assert self.queue is not None, event.kind
@@ -256,29 +258,48 @@ class _Walk:
         ledger.transfer[:, at] += cost
         ledger.now[:, at] = until
 
-    def _send(self, event: Event) -> None:
-        rank, to = event.operation.members
-        sent = self.ledger.now[:, rank].copy()
-        self._mail[rank, to, event.tag].append((sent, sent + self.prices.time(event.operation)))
+    def _messages_of(self, event: Event, program: Program) -> _Messages:
+        """Return the messages that the workers of a program send or receive in `event`."""
+        found = self._messages.get((program, event.operation))
+        if found is None:
+            source, to = event.operation.members
+            sources, receivers = source + program.moved, to + program.moved
+            seconds = self.collectives.messages(event.operation.nbytes, sources, receivers)
+            found = self._messages[program, event.operation] = _Messages(int(sources[0]), int(receivers[0]), seconds)
+        return found
 
-    def _receive(self, event: Event) -> bool:
-        """Take a message if it was sent; one of a worker that others stand for is sent now."""
-        source, rank = event.operation.members
-        now, nbytes = self.ledger.now[:, rank], event.operation.nbytes
+    def _send(self, event: Event, program: Program) -> None:
+        source, to, seconds = self._messages_of(event, program)
+        sent = self.ledger.now[:, program.places].copy()
+        self._mail[source, to, event.tag].append((sent, sent + seconds))
+
+    def _receive(self, event: Event, program: Program) -> bool:
+        """Take messages if they were sent; those of workers that others stand for are sent now."""
+        source, to, seconds = self._messages_of(event, program)
+        at, nbytes = program.places, event.operation.nbytes
+        now = self.ledger.now[:, at]
         if source >= self.workers:
-            sent, arrival = now, now + self.prices.time(event.operation)
-        elif self._mail[source, rank, event.tag]:
-            sent, arrival = self._mail[source, rank, event.tag].pop(0)
+            sent, arrival = now, now + seconds
+        elif mail := self._mail[source, to, event.tag]:
+            sent, arrival = mail.pop(0)
         else:
             return False
         until, waited = np.maximum(now, arrival), np.maximum(0.0, sent - now)
         cost = until - now - waited
         if event.name == "add":
-            until = until + self.prices.each(lambda costs: costs.adding(nbytes), "add", nbytes)
-        self._record(slice(rank, rank + 1), until[:, None], waited[:, None], cost[:, None])
+            until = until + self.prices.each(lambda costs: costs.adding(nbytes), "add", nbytes)[:, None]
+        self._record(at, until, waited, cost)
         if event.tag in BETWEEN_STAGES:
-            self.ledger.bubble[:, rank] += waited
+            self.ledger.bubble[:, at] += waited
         return True
+
+
+class _Messages(NamedTuple):
+    """One message of each worker of a program: the first source and receiver, and the seconds, (M, workers)."""
+
+    source: int
+    to: int
+    seconds: Floats
 
 
 def _steps_before(compute: Compute) -> Floats:

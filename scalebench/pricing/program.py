@@ -69,33 +69,68 @@ class Epoch(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class Program:
-    """Operations of the workers `ranks`, in order."""
+    """Operations of the workers `ranks`, in order.
+
+    Messages are those of one worker: each other one's are between workers that are `moved` (workers,) further.
+    """
 
     ranks: Ints
     epochs: list[Epoch]
+    moved: Ints
 
     @cached_property
     def places(self) -> Ints | slice:
-        """Index of the workers in an array of all: a slice, whose views are fast, where they are consecutive."""
+        """Index of the workers in an array of all: a slice, whose views are fast, where they are evenly spaced."""
         first, last = int(self.ranks[0]), int(self.ranks[-1])
-        return slice(first, last + 1) if last - first == len(self.ranks) - 1 else self.ranks
+        step = max(1, (last - first) // max(1, len(self.ranks) - 1))
+        spaced = np.arange(first, last + 1, step)
+        return slice(first, last + 1, step) if np.array_equal(spaced, self.ranks) else self.ranks
 
 
 def programs_of(schedules: Sequence[Schedule]) -> list[Program]:
     """Return the programs of the workers of `schedules`: those that differ in amounts only have one together.
 
-    Worker i has the i-th schedule.
+    Worker i has the i-th schedule. Workers that send messages have a program together where they share their events.
     """
     keys: dict[Identity, object] = {}  # by list of events, which workers share
     alike: dict[object, list[int]] = defaultdict(list)
+    distances: dict[object, set[int]] = {}  # to those with whom a worker exchanges messages
     for rank, schedule in enumerate(schedules):
         events = schedule.events
         own = Identity(events)
         if own not in keys:
-            sends = any(event.kind == Kind.SEND for event in events)
-            keys[own] = rank if sends or len(schedules) == 1 else tuple(map(_without_amounts, events))
+            to_partners = _distances(schedule)
+            keys[own] = own if to_partners or len(schedules) == 1 else tuple(map(_without_amounts, events))
+            if to_partners:
+                distances[own] = to_partners
         alike[keys[own]].append(rank)
-    return [Program(np.array(ranks), list(_epochs([schedules[rank] for rank in ranks]))) for ranks in alike.values()]
+    if not _partners_are_alike(alike, distances):
+        for key in distances:
+            alike |= {(key, rank): [rank] for rank in alike.pop(key)}
+    return [_program_of(ranks, schedules) for ranks in alike.values()]
+
+
+def _distances(schedule: Schedule) -> set[int]:
+    """Return how many workers further those are with whom the worker exchanges messages."""
+    of_messages = {event.operation.members for event in schedule.events if event.operation.kind == Kind.SEND}
+    recorded = schedule.rank - schedule.moved
+    return {each - recorded for members in of_messages for each in members} - {0}
+
+
+def _partners_are_alike(alike: Mapping[object, list[int]], distances: Mapping[object, set[int]]) -> bool:
+    """Return True if workers that have a program together exchange their messages with such workers."""
+    of_rank = {rank: ranks for ranks in alike.values() for rank in ranks}
+    return all(
+        of_rank.get(ranks[0] + distance) == [rank + distance for rank in ranks]
+        for key, own in distances.items()
+        if len(ranks := alike[key]) > 1
+        for distance in own
+    )
+
+
+def _program_of(ranks: list[int], schedules: Sequence[Schedule]) -> Program:
+    own = [schedules[rank] for rank in ranks]
+    return Program(np.array(ranks), list(_epochs(own)), np.array([schedule.moved for schedule in own]))
 
 
 def _without_amounts(event: Event) -> object:

@@ -120,22 +120,37 @@ class Recorded(NamedTuple):
 
 
 class RecordingCommunicator(SimulatedCommunicator[Recorded]):
-    """Implements `comm.base.Communicator`: writes each operation into the schedule and leaves tensors alone."""
+    """Implements `comm.base.Communicator`: writes each operation into the schedule and leaves tensors alone.
+
+    Replicas of a model have `parts` workers each. A rank among the workers of one replica says which part a worker
+    holds, and not which worker it is.
+    """
 
     clock: RecordingClock
 
     def __init__(
-        self, clock: RecordingClock, partition: RankGroups, worker: int, parent: RecordingCommunicator | None = None
+        self,
+        clock: RecordingClock,
+        partition: RankGroups,
+        worker: int,
+        parent: RecordingCommunicator | None = None,
+        *,
+        parts: int = 1,
     ) -> None:
         members = partition.members(int(partition.labels[worker]))
         super().__init__(clock, members, members.index(worker), parent)
-        self._partition, self._worker = partition, worker
+        self._partition, self._worker, self._parts = partition, worker, parts
+        self._within_replica = parts > 1 and members[0] // parts == members[-1] // parts
         self._splits = count()
 
     @property
     def rank(self) -> int:
-        self.clock.reads("rank")
+        self._read_rank()
         return self.place
+
+    def _read_rank(self) -> None:
+        if not self._within_replica:
+            self.clock.reads("rank")
 
     def begin(
         self, operation: Operation, what: str, payload: Any, effect: Effect = lambda _: None, *, blocking: bool = True
@@ -172,8 +187,9 @@ class RecordingCommunicator(SimulatedCommunicator[Recorded]):
         self.clock.wrote(Event("receive", operation=message, name="add" if add else "", tag=tag))
 
     def split(self, color: Callable[[int], int]) -> RecordingCommunicator:
-        self.clock.reads("rank")
-        return RecordingCommunicator(self.clock, self._partition.part(next(self._splits), color), self._worker, self)
+        self._read_rank()
+        partition = self._partition.part(next(self._splits), color)
+        return RecordingCommunicator(self.clock, partition, self._worker, self, parts=self._parts)
 
 
 class RecordingShared:

@@ -96,18 +96,18 @@ def record_each(
     """
     everyone = everyone or RankGroups.of_all(run.workers)
     cut = cut or cut_of(run.model)
-    # Recorded once for the workers that take the same batches, where their rank is not read.
+    # Recorded once for the workers that hold the same part and take the same batches, where their rank is not read.
     alike: dict[object, Schedule] = {}
     mesh = strategy.traits.mesh(run.workers)
     for rank in range(run.workers):
-        batches = batches_of(plan, rank // mesh.parts, run.epochs)
-        same = alike.get(batches) if alike else None
+        own = rank % mesh.parts, batches_of(plan, rank // mesh.parts, run.epochs)
+        same = alike.get(own) if alike else None
         if same is not None and same.report is not None:
-            yield replace(same, rank=rank, report=replace(same.report, rank=rank))
+            yield replace(same, rank=rank, moved=rank - same.rank, report=replace(same.report, rank=rank))
             continue
         schedule = Schedule(rank)
         clock = RecordingClock(schedule)
-        comm = RecordingCommunicator(clock, everyone, rank)
+        comm = RecordingCommunicator(clock, everyone, rank, parts=mesh.parts)
         worker = RecordingWorker(run, plan, comm, clock, workers_per_node, model, mesh, input_shape, cut)
         with seeded(worker_seed(run.seed, rank)):  # a user's strategy may draw from the global generators
             before = random_state()
@@ -117,7 +117,7 @@ def record_each(
         schedule.memory_bytes, schedule.part = worker.memory_bytes, worker.part
         yield schedule
         if not schedule.reads_rank:
-            alike[batches] = schedule
+            alike[own] = schedule
 
 
 def batches_of(plan: BatchPlan, rank: int, epochs: int) -> object:

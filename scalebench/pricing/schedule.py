@@ -139,10 +139,15 @@ class PartMemory(NamedTuple):
 
 @dataclass
 class Schedule:
-    """Everything that worker `rank` does in a training."""
+    """Everything that worker `rank` does in a training.
+
+    Workers that do the same share the list of events. Messages in it name the workers of the one whose program was
+    recorded, which comes `moved` workers before this one: theirs are as many workers further.
+    """
 
     rank: int
     events: list[Event] = field(default_factory=list)
+    moved: int = 0
     report: WorkerReport | None = None  # counts of synchronisations, bytes and steps, without times
     reads_loss: bool = False  # its order depends on the training loss
     reads_seed: bool = False  # its events depend on the seed

@@ -13,11 +13,13 @@ from scalebench.data.plan import BatchPlan
 from scalebench.errors import RunError
 from scalebench.pricing.charges import Charges, gradients
 from scalebench.pricing.price import NotLockStepError, price
+from scalebench.pricing.program import programs_of
 from scalebench.pricing.recording import record
 from scalebench.pricing.schedule import Event, RankGroups, Schedule
 from scalebench.strategies import registry
 from scalebench.system.clock import Task
 from scalebench.virtual.engine import model_time, simulate
+from scalebench.virtual.lock_step import Prepared
 
 
 @pytest.mark.parametrize("name", registry.names())
@@ -65,6 +67,34 @@ def test_transfer_of_a_blocking_collective_is_exposed_and_that_of_an_overlapped_
         exposed[name] = (end.seconds[Task.COMM] / end.transfer).max()
     assert exposed["allreduce"] == pytest.approx(1.0)
     assert exposed["ddp"] < 0.9
+
+
+@pytest.mark.parametrize("name", ["pipeline", "hybrid", "model_parallel"])
+def test_replicas_of_parts_are_recorded_and_priced_together(make_run, blobs, machine, name):
+    run = make_run(name, 16, epochs=2, virtual={"jitter": "lognormal", "slowdown": {5: 1.3}})
+    prepared = Prepared([run], blobs, machine)
+    schedules = prepared.schedules()
+    programs = programs_of(schedules)
+    recorded = {id(schedule.events) for schedule in schedules}
+    assert len(programs) == len(recorded) < 16
+    assert sorted(rank for program in programs for rank in program.ranks.tolist()) == list(range(16))
+    own = [replace(each, events=list(each.events)) for each in schedules]  # nothing in common: each by itself
+    assert len(programs_of(own)) == 16
+    (together,), (apart,) = (price(each, prepared.charges) for each in (schedules, own))
+    assert together.end.now.tolist() == apart.end.now.tolist()
+    assert together.end.wait.tolist() == apart.end.wait.tolist()
+    assert together.end.bubble.tolist() == apart.end.bubble.tolist()
+    assert together.end.bubble.any()
+
+
+def test_workers_whose_partners_do_something_else_have_programs_of_their_own():
+    to_next = Event.of(Operation(Kind.SEND, 8, (0, 1)))
+    from_first = Event("receive", operation=to_next.operation)
+    sent, received, later = [to_next], [from_first], [Event("update"), from_first]
+    alike = [Schedule(0, sent), Schedule(1, received), Schedule(2, sent, moved=2), Schedule(3, received, moved=2)]
+    assert [program.ranks.tolist() for program in programs_of(alike)] == [[0, 2], [1, 3]]
+    unlike = [*alike[:3], Schedule(3, later, moved=2)]
+    assert sorted(program.ranks.tolist() for program in programs_of(unlike)) == [[0], [1], [2], [3]]
 
 
 def test_programs_that_do_not_meet_are_refused(make_run, machine):
