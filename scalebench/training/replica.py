@@ -295,8 +295,8 @@ class Replica:
 
     def _rows(self, step: int) -> list[int]:
         """Return the samples in the batch of each worker in a step of the epoch."""
-        bounds = (self.plan.bounds(self._epoch, rank) for rank in range(self.size))
-        return [int(own[step + 1] - own[step]) for own in bounds]
+        rows: list[int] = self.plan.batch_sizes(self._epoch)[:, step].tolist()
+        return rows
 
     def _loss_gradient(self, outputs: Tensor, targets: Tensor, weight: float) -> tuple[Tensor, Tensor]:
         leaf = outputs.detach().requires_grad_()
