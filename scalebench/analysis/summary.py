@@ -87,6 +87,8 @@ def summary_notes(results: Results, *, brief: bool = False) -> list[str]:
         first = failed.iloc[0]
         why = f": {first['error']}" if isinstance(first["error"], str) else ""
         notes.append(f"{kinds} of {counted(len(results.runs), 'run')}, not in the table; first {first['run_id']}{why}")
+        if failed["status"].eq("diverged").all():
+            notes[-1] += f"; a lower --lr than {failed['lr'].min():g} may train them (with --new)"
     return notes
 
 

@@ -88,6 +88,8 @@ def test_notes_report_failures_agreement_and_oversubscription(study):
         "first virtual-virtual-allreduce-2-0-: rank 1 died: killed by signal 9"
     )
     assert row(text(results), "allreduce, native mpi")[0] == "4 ×"
+    diverged = study(rows=[rows[0], run("ddp", 2, None, status="diverged", lr=0.05)])
+    assert summary_notes(diverged)[-1].endswith("; a lower --lr than 0.05 may train them (with --new)")
 
 
 @pytest.mark.parametrize(

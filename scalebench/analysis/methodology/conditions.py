@@ -128,8 +128,8 @@ def few_steps(evidence: Evidence, least: int = 8) -> Iterator[Finding]:
         lowest = between.min()
         yield finding(
             "warning",
-            f"as few as {lowest:.3g} steps between synchronisations: at most {100 * (1 - 1 / lowest):.0f} % of the "
-            "communication can be saved there",
+            f"as few as {lowest:.3g} steps between synchronisations: at most {100 * max(0, 1 - 1 / lowest):.0f} % of "
+            "the communication can be saved there",
             few,
             "take fewer workers, a smaller batch or a larger data set, or state this ceiling",
         )

@@ -171,6 +171,11 @@ def four_steps_an_epoch(study):
     study.change(lambda row: row.strategy == "epoch_average", optimizer_steps=24, syncs=6)
 
 
+@case("few-steps", "warning", "as few as 0.8 steps between synchronisations: at most 0 %")
+def one_step_an_epoch_and_a_last_average(study):
+    study.change(lambda row: row.strategy == "epoch_average", optimizer_steps=4, syncs=5)
+
+
 @case("few-runs", "warning", "7 native cells of one run")
 def one_repetition(study):
     study.drop(lambda row: row.repetition > 0)
@@ -605,6 +610,11 @@ def test_fix_names_the_option_of_the_study(sound, tmp_path, study, option):
     sound.drop(lambda row: row.repetition > 2 or not native(row))
     sound.study |= study
     assert fix_of(sound.write(tmp_path), "few-runs").startswith(option)
+
+
+def test_fix_names_a_target_that_every_run_of_the_base_reached(sound, tmp_path):
+    sound.change(target_metric=None, time_to_target_s=None, final_metric=lambda row: 0.418 + 0.01 * row.repetition)
+    assert "(--set target_metric=0.41 --new)" in fix_of(sound.write(tmp_path), "time-to-target")
 
 
 def test_every_rule_has_a_case():
