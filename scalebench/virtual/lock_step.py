@@ -48,13 +48,15 @@ def rows_stay(run: Run) -> bool:
 def time(runs: Sequence[Run], dataset: Dataset, machine: Machine, traces: Sequence[Trace]) -> list[Outcome]:
     """Return the outcomes of `runs`, equal up to seed and jitter, with the losses and metrics of `traces`.
 
-    Nothing is computed. Schedules that do not depend on the seed are recorded and walked through once.
+    Nothing is computed. Schedules that do not depend on the seed are recorded and walked through once, also for the
+    time without jitter of runs that ask for it.
 
     Raises:
         NotLockStepError: the schedules depend on time, or are not those of the trace.
         RuntimeError: the strategy reads values of tensors.
     """
-    prepared = Prepared(runs, dataset, machine)
+    steady = {place: without_jitter(run) for place, run in enumerate(runs) if run.also_without_jitter}
+    prepared = Prepared([*runs, *steady.values()], dataset, machine)
     schedules = prepared.schedules()
     drawn = any(schedule.reads_seed for schedule in schedules) or not prepared.have_same_batches()
     if drawn and len(runs) > 1:
@@ -64,13 +66,22 @@ def time(runs: Sequence[Run], dataset: Dataset, machine: Machine, traces: Sequen
         trace.require_same_arithmetic(schedules, machine.cluster.node.workers_per_node)
     parameters = trainable_numbers(meta_model(prepared.run, dataset))
     outcomes = []
-    for run, trace, priced in zip(runs, traces, price(schedules, prepared.charges), strict=True):
+    times = price(schedules, prepared.charges)
+    for run, trace, priced in zip(runs, traces, times[: len(runs)], strict=True):
         reports = {schedule.rank: trace.report(schedule, priced) for schedule in schedules}
         evaluations = trace.evaluations(priced.moments())
         outcome = prepared.outcome(run, reports, evaluations, 0.0, parameters)
         outcome.add_facts(arithmetic=trace.arithmetic)
         outcomes.append(outcome)
+    for place, priced in zip(steady, times[len(runs) :], strict=True):
+        outcomes[place].add_facts(train_s_no_jitter=priced.train_s)
     return outcomes
+
+
+def without_jitter(run: Run) -> Run:
+    """Return `run` with steps that all take equally long."""
+    virtual = run.virtual.model_copy(update={"jitter": "none"})
+    return run.model_copy(update={"virtual": virtual, "also_without_jitter": False})
 
 
 @dataclass(frozen=True)

@@ -26,7 +26,7 @@ from scalebench.system.parent_watch import exit_with_parent, preloaded_forkserve
 from scalebench.training.initial_weights import save_weights
 from scalebench.training.outcome import Outcome
 from scalebench.virtual.engine import compute, compute_and_time, model_time, simulate
-from scalebench.virtual.lock_step import Trace, Weights, is_lock_step, rows_stay, strategy_of, time
+from scalebench.virtual.lock_step import Trace, Weights, is_lock_step, rows_stay, strategy_of, time, without_jitter
 
 OnOutcome = Callable[[Run, Outcome], None]
 _POLL_S = 0.2  # between two checks of `stopping`
@@ -77,31 +77,24 @@ def time_or_simulate(
     runs: Sequence[Run], dataset: Dataset, machine: Machine, traces: Sequence[Trace]
 ) -> Iterator[Simulated]:
     """Time repetitions of a completed run anew, or compute them again if their schedules are not those of `traces`."""
-    also = [place for place, run in enumerate(runs) if run.also_without_jitter]
-    steady, their_traces = [_without_jitter(runs[place]) for place in also], [traces[place] for place in also]
     try:
-        outcomes = time([*runs, *steady], dataset, machine, [*traces, *their_traces])
+        outcomes = time(runs, dataset, machine, traces)
     except _NOT_TIMED:
         for run in runs:
             yield from simulate_alike([run], dataset, machine)
         return
-    for place, outcome in zip(also, outcomes[len(runs) :], strict=True):
-        outcomes[place].add_facts(train_s_no_jitter=outcome.train_s)
-    for run, outcome in zip(runs, outcomes, strict=False):
+    for run, outcome in zip(runs, outcomes, strict=True):
         yield run, outcome, {}
 
 
 def _also_without_jitter(run: Run, outcome: Outcome, dataset: Dataset, machine: Machine) -> Outcome:
-    """Add the time that the run takes if no step takes longer than another, if it asks for that."""
-    if run.also_without_jitter and outcome.status == "completed" and is_lock_step(run):
+    """Add the time without jitter, if the run asks for it and was timed on the event engine, which gives one time."""
+    is_missing = run.also_without_jitter and outcome.facts.train_s_no_jitter is None
+    if is_missing and outcome.status == "completed" and is_lock_step(run):
         with suppress(*_NOT_TIMED):
-            (steady,) = time([_without_jitter(run)], dataset, machine, [Trace.of(outcome)])
+            (steady,) = time([without_jitter(run)], dataset, machine, [Trace.of(outcome)])
             outcome.add_facts(train_s_no_jitter=steady.train_s)
     return outcome
-
-
-def _without_jitter(run: Run) -> Run:
-    return run.model_copy(update={"virtual": run.virtual.model_copy(update={"jitter": "none"})})
 
 
 def _has_buffers(run: Run, dataset: Dataset) -> bool:

@@ -43,6 +43,22 @@ def test_time_of_a_schedule_equals_a_computed_run(make_run, blobs, machine, work
         assert outcome.run_id == run.run_id
 
 
+@pytest.mark.parametrize(
+    ("strategy", "recordings"),
+    [("ddp", 1), ("epoch_average", 1), ("epoch_async", None)],
+    ids=["with its time", "after its events", "not known, as order depends on time"],
+)
+def test_time_without_jitter_is_that_of_the_run_without_it(make_run, blobs, machine, monkeypatch, strategy, recordings):
+    recorded = Mock(wraps=lock_step.record_each)
+    monkeypatch.setattr(lock_step, "record_each", recorded)
+    run = make_run(strategy, 4, virtual=VIRTUAL, also_without_jitter=True)
+    ((_, outcome, _),) = simulate_alike([run], blobs, machine)
+    steady, _ = simulate(make_run(strategy, 4, virtual=VIRTUAL | {"jitter": "none"}), blobs, machine)
+    known = outcome.facts.train_s_no_jitter
+    assert known == (pytest.approx(steady.train_s, rel=1e-12) if recordings else None)
+    assert recorded.call_count == (recordings or 0)
+
+
 def test_runs_with_equal_arithmetic_share_it(make_run):
     def key(strategy, workers=2, **values):
         return alike(make_run(strategy, workers, run_id=f"{strategy} {workers} {values}", **values))
