@@ -80,7 +80,9 @@ def _charging_by(measured: Calibration, request: Request) -> Machine:
 
 def _stated_steps(request: Request) -> StepTable:
     study = request.study
-    layers, seconds, batch = layers_of(study.model), study.device_step_time, study.batch_global or request.largest
+    layers = layers_of(study.model)
+    seconds = study.device_step_time
+    batch = study.batch_global or request.largest
     if layers is None or seconds is None:
         return stated_table(study, request.cluster, batch)
     steps = StatedSteps(seconds, batch)

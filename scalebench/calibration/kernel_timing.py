@@ -91,7 +91,9 @@ def _clock() -> Callable[[], float]:
 def _passes(function: Callable[..., Tensor], arguments: list[Tensor]) -> tuple[float, float]:
     """Return the least seconds of a forward and of a backward pass, the first of each left out."""
     needing = [argument.requires_grad_() for argument in arguments]
-    now, forward, backward = _clock(), [], []
+    now = _clock()
+    forward = []
+    backward = []
     for _ in range(_REPEATS):
         began = now()
         made = function(*needing)
@@ -110,13 +112,18 @@ def _draw(random: Generator, low: float, high: float) -> int:
 
 def _conv(random: Generator) -> Kernel:
     while True:
-        batch, before, after = _draw(random, 0, 6), _draw(random, 1.5, 11), _draw(random, 4, 11)
-        side, size, stride = _draw(random, 2.5, 8), int(random.choice([1, 3, 5, 7])), int(random.choice([1, 1, 2]))
+        batch = _draw(random, 0, 6)
+        before = _draw(random, 1.5, 11)
+        after = _draw(random, 4, 11)
+        side = _draw(random, 2.5, 8)
+        size = int(random.choice([1, 3, 5, 7]))
+        stride = int(random.choice([1, 1, 2]))
         m, k = batch * ((side - 1) // stride + 1) ** 2, before * size**2
         inputs = batch * before * side**2
         if 2 * m * after * k <= _MOST_FLOPS and max(inputs, m * after, after * k) < 2**_LARGEST:
             break
-    x, weight = torch.rand(batch, before, side, side), torch.rand(after, before, size, size)
+    x = torch.rand(batch, before, side, side)
+    weight = torch.rand(after, before, size, size)
     return lambda x, w: functional.conv2d(x, w, None, stride, size // 2), [x, weight], (m, after, k, inputs)
 
 
@@ -154,7 +161,9 @@ def _on_images(function: Callable[..., Tensor], written: int = 1) -> Callable[[G
 
     def make(random: Generator) -> Kernel:
         while True:
-            batch, planes, side = _draw(random, 0, 6), _draw(random, 4, 11), _draw(random, 2.5, 7)
+            batch = _draw(random, 0, 6)
+            planes = _draw(random, 4, 11)
+            side = _draw(random, 2.5, 7)
             if batch * side**2 >= 4 and batch * planes * side**2 < 2**_LARGEST:
                 x = torch.rand(batch, planes, side, side)
                 return function, [x], (x.numel() + written * function(x[:1]).numel() * batch,)

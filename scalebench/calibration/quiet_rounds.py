@@ -60,8 +60,12 @@ class Until(Generic[T]):
         precise: Callable[[Sequence[Round[T]]], bool] = lambda rounds: False,
         now: Callable[[], float] = time.perf_counter,
     ) -> None:
-        self._seconds, self._patience, self._precise = seconds, patience, precise
-        self._fewest, self._least, self._most = fewest, least, most
+        self._seconds = seconds
+        self._patience = patience
+        self._precise = precise
+        self._fewest = fewest
+        self._least = least
+        self._most = most
         self._now, self._began = now, now()
 
     def __call__(self, rounds: Sequence[Round[T]]) -> bool:

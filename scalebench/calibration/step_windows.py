@@ -150,7 +150,10 @@ class Rounds:
     def __init__(
         self, replica: Any, gauge: Gauge | SecondsGauge, index: int, load: int, barrier: Any, going: Any
     ) -> None:
-        self._replica, self._gauge, self._index, self._load = replica, gauge, index, load
+        self._replica = replica
+        self._gauge = gauge
+        self._index = index
+        self._load = load
         self._barrier, self._going = barrier, going
         self._batches = (batch for epoch in itertools.count() for batch in replica.batches(epoch))
         self._stopwatch = Stopwatch(computes=replica.device.type == "cpu")  # the thread of a GPU's step waits for it
@@ -294,7 +297,9 @@ def layer_shares(replica: Any) -> list[LayerShare]:
     x = next(iter(replica.batches(0))).x
     shares = []
     for _ in bounded(*_PASSES, _PASSES_S):
-        passes, taken, moments = [], x, [now()]
+        passes = []
+        taken = x
+        moments = [now()]
         for place, layer in enumerate(layers):
             leaf = taken.detach().requires_grad_(place > 0)
             made = through(layer, leaf)

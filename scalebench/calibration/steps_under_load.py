@@ -249,7 +249,10 @@ def _table(
     found: list[StepWindows], load: int, reference_s: float, others: float | None, *, disturbed: bool
 ) -> tuple[StepTable, list[str]]:
     """Return the table of one load and descriptions of its imprecise medians."""
-    batches, jitter, removed, imprecise = [], [], [], []
+    batches = []
+    jitter = []
+    removed = []
+    imprecise = []
     for size in sorted({windows.size for windows in found}):
         own = [windows for windows in found if windows.size == size]
         units = np.concatenate([windows.units(by_processor=disturbed) for windows in own], axis=1)

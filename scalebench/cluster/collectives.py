@@ -197,7 +197,9 @@ def nccl_choice(n: float, levels: Levels) -> tuple[str, str]:
 def _times(n: float, levels: Levels) -> dict[tuple[str, str], float]:
     inside = next((level for level in levels if not level.across), None)
     between = next((level for level in levels if level.across), None)
-    p, g, m = _ranks_of(levels), inside.ranks if inside else 1, between.ranks if between else 1
+    p = _ranks_of(levels)
+    g = inside.ranks if inside else 1
+    m = between.ranks if between else 1
     bandwidth = min(level.shared * (g if level.across else 1) for level in levels)
     nvlink = inside is not None and inside.bandwidth >= _NVLINK_FROM
     kind = 0 if nvlink else 1
@@ -209,10 +211,12 @@ def _times(n: float, levels: Levels) -> dict[tuple[str, str], float]:
         if name == "LL128" and not nvlink:
             continue
         rate = protocol.share * bandwidth
-        hop, far = protocol.ring.hops[kind] + slower_hop, protocol.ring.hops[2] + slower_far
+        hop = protocol.ring.hops[kind] + slower_hop
+        far = protocol.ring.hops[2] + slower_far
         latency = protocol.ring.start + 2 * (p - m) * hop + 2 * (m - 1) * far
         times["ring", name] = latency + 2 * (p - 1) / p * n / rate
-        hop, far = protocol.tree.hops[kind] + slower_hop, protocol.tree.hops[2] + slower_far
+        hop = protocol.tree.hops[kind] + slower_hop
+        far = protocol.tree.hops[2] + slower_far
         latency = protocol.tree.start + 2 * (g - 1) * hop + 2 * (m.bit_length() - 1) * far
         times["tree", name] = latency + 2 * n / (_TREE_SHARE * rate)
     return times

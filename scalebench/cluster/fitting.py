@@ -110,7 +110,8 @@ class LinkFit:
 
         Where the links of `cluster` differ from those of `measured_on`, the fitted ones differ as much.
         """
-        latency, bandwidth = self.pieces[-1].latency_s.value, self.pieces[-1].bandwidth.value
+        latency = self.pieces[-1].latency_s.value
+        bandwidth = self.pieces[-1].bandwidth.value
         if measured_on is not None:
             now, then = cluster.links.inter, measured_on.links.inter
             latency *= now.latency_s / then.latency_s if then.latency_s else 1.0
@@ -173,7 +174,8 @@ def fit_links(
     for position, limit in enumerate(limits):
         (a, b), (da, db) = parameters[2 * position :][:2], spread[2 * position :][:2]
         with np.errstate(over="ignore"):  # without end, where the rows do not show it
-            latency, bandwidth = np.exp((a, a - da, a + da)), np.exp((-b, -b - db, -b + db))
+            latency = np.exp((a, a - da, a + da))
+            bandwidth = np.exp((-b, -b - db, -b + db))
         found.append(Piece(limit, Measured(*latency.tolist()), Measured(*bandwidth.tolist())))
     growth, wide = float(parameters[-1]), float(spread[-1])
     notes = []
@@ -267,7 +269,8 @@ def _log_model(
     within = np.array([_within(row, inside) for row in rows])
 
     def logs(parameters: Array) -> Array:
-        latency, per_byte = np.exp(parameters[2 * piece]), np.exp(parameters[2 * piece + 1])
+        latency = np.exp(parameters[2 * piece])
+        per_byte = np.exp(parameters[2 * piece + 1])
         between = coefficients[:, 0] * latency + coefficients[:, 1] * bytes_of * per_byte
         found: Array = np.log(between * (1 + parameters[-1] * growing) + within)
         return found

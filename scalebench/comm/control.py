@@ -45,7 +45,10 @@ class StoreGroup:
     """
 
     def __init__(self, store: Any, key: bytes, members: Sequence[int], rank: int, name: str = "") -> None:
-        self._store, self._secret, self._members, self._name = store, key, list(members), name
+        self._store = store
+        self._secret = key
+        self._members = list(members)
+        self._name = name
         self.rank, self.size = self._members.index(rank), len(members)
         self._operations = 0
 

@@ -29,7 +29,8 @@ class SlowLinks:
     """
 
     def __init__(self, cluster: Cluster, slow: SlowFactors) -> None:
-        self._plain, self._slow = Network(cluster), Network(cluster.with_slow_links(slow))
+        self._plain = Network(cluster)
+        self._slow = Network(cluster.with_slow_links(slow))
 
     def adds(self, operation: Operation) -> float:
         """Return the delay of an operation between workers."""

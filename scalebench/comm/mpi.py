@@ -137,7 +137,8 @@ class MpiCommunicator(NativeCommunicator):
 
     def _start_allgather(self, tensor: Tensor, every: Tensor) -> Pending:
         if tensor.is_cuda:
-            staged, gathered = tensor.cpu(), torch.empty_like(every, device="cpu")
+            staged = tensor.cpu()
+            gathered = torch.empty_like(every, device="cpu")
             return self._start_allgather(staged, gathered).then(lambda: (every.copy_(gathered), staged))
         raw = self.mpi.Iallgather(self._buffer(tensor), self._split_buffer(every, tensor.numel()))
         return Pending(raw.Wait, raw.Test)

@@ -209,7 +209,8 @@ class NativeCommunicator(Counters, ABC):
         if self.rank != root:
             self._send(tensor, root, LINEAR)
             return
-        mine, coming = tensor.clone() if root else tensor, torch.empty_like(tensor)
+        mine = tensor.clone() if root else tensor
+        coming = torch.empty_like(tensor)
         for rank in range(self.size):
             if rank != root:
                 self._recv(coming, rank, LINEAR)
@@ -345,7 +346,10 @@ class InFlight:
         log: Numbers,
         slowed: float = 0.0,
     ) -> None:
-        self._raw, self._packed, self._target, self._total = raw, packed, target, total
+        self._raw = raw
+        self._packed = packed
+        self._target = target
+        self._total = total
         self._clock, self._log = clock, log
         self._landed = False
         self._slowed, self._came = slowed, came
@@ -379,7 +383,10 @@ class Gathered:
     def __init__(
         self, request: InFlight, tensor: Tensor, every: Tensor, combine: Callable[[list[Tensor]], Tensor]
     ) -> None:
-        self._request, self._tensor, self._every, self._combine = request, tensor, every, combine
+        self._request = request
+        self._tensor = tensor
+        self._every = every
+        self._combine = combine
 
     def result(self) -> Tensor:
         self._request.wait()
@@ -390,7 +397,9 @@ class Sending:
     """Request of a message under way, which keeps its tensor; it is logged as sent when it began."""
 
     def __init__(self, raw: Pending, tensor: Tensor, clock: WallClock) -> None:
-        self._raw, self._tensor, self._clock = raw, tensor, clock
+        self._raw = raw
+        self._tensor = tensor
+        self._clock = clock
         self._left = False
 
     def wait(self) -> None:

@@ -45,7 +45,9 @@ class RankServer:
     def __init__(
         self, comm: MpiCommunicator, link: MPI.Comm, rule: ServerRule, dtype: torch.dtype = torch.float32
     ) -> None:
-        self._comm, self._link, self._dtype = comm, link, dtype
+        self._comm = comm
+        self._link = link
+        self._dtype = dtype
         self._hosts = range(comm.size, link.size)
         shards = getattr(rule, "shards", 1)
         assert shards == len(self._hosts), "as many servers as the strategy asks for are started"
@@ -99,7 +101,10 @@ class ServerLoop:
         traced: bool = False,
         slow_links: SlowLinks | None = None,
     ) -> None:
-        self._link, self._dtype, self._now, self._beat = link, dtype, now, beat
+        self._link = link
+        self._dtype = dtype
+        self._now = now
+        self._beat = beat
         self._slow_links = slow_links
         self._workers = link.size - servers
         self._traced = traced
@@ -149,7 +154,9 @@ class ServerLoop:
         if self._link.rank > self._workers:
             self._await_message(status, self._workers, _ORDER)
             self._link.Recv(order, self._workers, _ORDER)
-            worker, tag, now = int(order[0]), int(order[1]), float(order[2])
+            worker = int(order[0])
+            tag = int(order[1])
+            now = float(order[2])
             if tag == _CLOSE:
                 return worker, tag, now, torch.empty(0)
             self._await_message(status, worker, tag)

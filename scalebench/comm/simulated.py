@@ -65,7 +65,9 @@ class SimulatedCommunicator(ABC, Generic[_Begun]):
         place: int,
         parent: SimulatedCommunicator[_Begun] | None = None,
     ) -> None:
-        self.members, self.place, self.size = members, place, len(members)
+        self.members = members
+        self.place = place
+        self.size = len(members)
         self.collectives = self.bytes_sent = 0
         self.calls: int | None = None
         self.clock, self._parent = clock, parent
@@ -259,7 +261,9 @@ class SimulatedGathering:
         combine: Callable[[list[Tensor]], Tensor],
     ) -> None:
         self._comm: SimulatedCommunicator[Any] = comm
-        self._begun, self._tensor, self._combine = begun, tensor, combine
+        self._begun = begun
+        self._tensor = tensor
+        self._combine = combine
 
     def result(self) -> Tensor:
         comm = self._comm

@@ -70,7 +70,8 @@ def with_checksum(training: Pinned) -> Pinned:
     files = _builder(training, 1).files(training.data_dir)
     if not files:
         return training.model_copy(update={"dataset_sha256": None})
-    digest, stated = open_dataset(prepare(training, 1)).sha256, training.dataset_sha256
+    digest = open_dataset(prepare(training, 1)).sha256
+    stated = training.dataset_sha256
     if stated not in (None, digest):
         more = f" and {len(files) - 1} more" if len(files) > 1 else ""
         raise DataError(

@@ -252,7 +252,9 @@ class DsTensor:
 
     def _hold(self, array: NDArray[Any], sizes: Ints, grid: Grid) -> None:
         assert grid[0] * grid[1] == len(sizes)
-        self.array, self.block_sizes, self.grid = array, sizes, grid
+        self.array = array
+        self.block_sizes = sizes
+        self.grid = grid
         self._starts: Ints = np.concatenate([[0], np.cumsum(sizes[self._among.rank :: self._among.size])])
 
     def _like(self, array: NDArray[Any], sizes: Ints, grid: Grid) -> DsTensor:

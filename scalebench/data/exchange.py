@@ -149,7 +149,9 @@ class Ranks:
                 f"comm is a {type(comm).__name__}, expected a communicator of scalebench; "
                 "for mpi4py: scalebench.comm.mpi.MpiCommunicator(MPI.COMM_WORLD)"
             )
-        self._comm, self.rank, self.size = comm, comm.rank, comm.size
+        self._comm = comm
+        self.rank = comm.rank
+        self.size = comm.size
 
     def agreed(self, make: Callable[[], _T], describe: Callable[[_T], Any]) -> _T:
         """Return the result of `make` on this rank if `describe` is equal on all ranks.
@@ -178,7 +180,8 @@ class Ranks:
             made = make()
             text = repr((describe(made), None))
         except Exception as error:  # raised below, when the others know: they wait in the exchange
-            failure, text = error, repr((None, str(error) or type(error).__name__))
+            failure = error
+            text = repr((None, str(error) or type(error).__name__))
         message = torch.tensor(list(text.encode()), dtype=torch.uint8)
         messages = self._comm.alltoallv([message] * self.size)
         results = [ast.literal_eval(bytes(each.tolist()).decode()) for each in messages]
@@ -200,7 +203,8 @@ class Ranks:
         order = np.arange(len(now)) if order is None else order
         after = np.empty_like(now)
         after[order] = there
-        mine, held = order[there == self.rank], np.flatnonzero(now == self.rank)
+        mine = order[there == self.rank]
+        held = np.flatnonzero(now == self.rank)
         (found,) = moved([_bytes(array)], held, mine, (now, after), self.size, self._comm.alltoallv)
         return np.array(_rows(found, array))
 

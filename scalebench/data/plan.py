@@ -75,7 +75,10 @@ class BatchPlan:
         labels: NDArray[Any] | None = None,
         speeds: Sequence[float] | None = None,
     ) -> None:
-        self.n, self.workers, self.seed, self.shuffle = n, workers, seed, shuffle
+        self.n = n
+        self.workers = workers
+        self.seed = seed
+        self.shuffle = shuffle
         self.blocks = workers if blocks is None else blocks
         self.notes: list[str] = []
         _check_counts(n, workers, self.blocks)
@@ -236,16 +239,22 @@ class BatchPlan:
             sizes = self.shard_sizes(0)
             return int(sizes.min()), int(sizes.max())
         ascending = np.sort(self._dealt.block_sizes)
-        fewest, most = self.blocks // self.workers, -(-self.blocks // self.workers)
+        fewest = self.blocks // self.workers
+        most = -(-self.blocks // self.workers)
         return int(ascending[:fewest].sum()), int(ascending[-most:].sum())
 
     def _settle_batch(self, per_worker: int | None, in_all: int | None) -> Fraction:
         if in_all is not None:
-            asked, most, name, of = in_all, self.n, "batch_global", f"{self.n} samples"
+            asked = in_all
+            most = self.n
+            name = "batch_global"
+            of = f"{self.n} samples"
         else:
             assert per_worker is not None, "a training has one of the two"
             most = -(-self.n // self.workers) if self._balanced else self._shard_range()[1]
-            asked, name, of = per_worker, "batch", f"shard of {most}"
+            asked = per_worker
+            name = "batch"
+            of = f"shard of {most}"
         if asked > most:
             self.notes.append(f"{name} {asked} is larger than the {of}: reduced to {most}")
         return Fraction(min(asked, most), 1 if in_all is None else self.workers)

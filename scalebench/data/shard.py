@@ -43,7 +43,10 @@ class Shard:
         self._x_all = DsTensor(dataset.x_train)
         self._y_all = DsTensor(dataset.y_train)
         self._y_dtype = torch.int64 if dataset.task == "classification" else dtype
-        self._plan, self._worker, self._dtype, self._device = plan, worker, dtype, device
+        self._plan = plan
+        self._worker = worker
+        self._dtype = dtype
+        self._device = device
         self._epoch = -1
         self._rows: Ints = np.empty(0, dtype=np.int64)
         self._x = self._y = torch.empty(0)

@@ -174,7 +174,10 @@ def _product(operation: str, args: Any, made: Any, samples: int) -> tuple[str, i
         a, b = args[-2:] if operation == "bmm" else args[1:3]
         return "bmm", a.shape[0] // samples, a.shape[1], b.shape[2], a.shape[2]
     if operation == "convolution":
-        x, weight, transposed, groups = args[0], args[1], args[6], args[8]
+        x = args[0]
+        weight = args[1]
+        transposed = args[6]
+        groups = args[8]
         pixels = math.prod((x if transposed else made).shape[2:])
         filters, depth = weight.shape[0], math.prod(weight.shape[1:])
         if transposed:

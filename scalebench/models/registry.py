@@ -164,7 +164,8 @@ def build_own(name: str, options: dict[str, Any], input_shape: tuple[int, ...], 
     """
     from torch import nn
 
-    factory, factory_name = load_own("model", name, _FORM, "function", ModelError), name.rpartition(":")[2]
+    factory = load_own("model", name, _FORM, "function", ModelError)
+    factory_name = name.rpartition(":")[2]
     try:
         model = factory(input_shape, outputs, **options)
     except (Exception, SystemExit) as error:

@@ -51,7 +51,9 @@ class Shards:
     """Segments of which worker `index` of `degree` holds its shares, and where these lie in the whole model."""
 
     def __init__(self, degree: int, index: int, name: str) -> None:
-        self.degree, self.index, self.name = degree, index, name
+        self.degree = degree
+        self.index = index
+        self.name = name
         self.segments: list[Segment] = []
         self.shares: dict[Tensor, Share] = {}  # by parameter or buffer that was made
         self._kept: list[nn.Module] = []  # consecutive modules that are held whole
@@ -238,7 +240,9 @@ class _Conv(nn.Module):
         if like.padding_mode != "zeros":
             raise ModelError(f"{like} cannot be divided among workers: its padding is no zeros")
         self.weight, self.bias = weight, bias
-        self.stride, self.padding, self.dilation = like.stride, like.padding, like.dilation
+        self.stride = like.stride
+        self.padding = like.padding
+        self.dilation = like.dilation
 
     def forward(self, x: Tensor) -> Tensor:
         return functional.conv2d(x, self.weight, self.bias, self.stride, self.padding, self.dilation)
@@ -249,7 +253,9 @@ class Narrow(nn.Module):
 
     def __init__(self, dim: int, start: int, length: int) -> None:
         super().__init__()
-        self.dim, self.start, self.length = dim, start, length
+        self.dim = dim
+        self.start = start
+        self.length = length
 
     def forward(self, x: Tensor) -> Tensor:
         return x.narrow(self.dim, self.start, self.length)
@@ -273,7 +279,9 @@ class SharedHeads(nn.Module):
         self, weights: list[nn.Parameter], biases: list[nn.Parameter] | None, out: nn.Parameter, heads: int
     ) -> None:
         super().__init__()
-        self.weights, self.out, self.heads = nn.ParameterList(weights), out, heads
+        self.weights = nn.ParameterList(weights)
+        self.out = out
+        self.heads = heads
         self.biases = nn.ParameterList(biases) if biases is not None else None
 
     def forward(self, x: Tensor) -> Tensor:

@@ -85,7 +85,9 @@ class _Steps:
     """Steps of a model in both modes, checked."""
 
     def __init__(self, component: Component, outputs: int, task: str) -> None:
-        self._component, self._outputs, self._task = component, outputs, task
+        self._component = component
+        self._outputs = outputs
+        self._task = task
 
     def train(self, model: nn.Module, x: Tensor, y: Tensor) -> tuple[Tensor, set[str]]:
         """Return the logits, and the names of the parameters that get a gradient."""

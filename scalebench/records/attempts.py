@@ -51,7 +51,8 @@ class Attempts:
         except OSError as error:
             raise ResultsError(f"cannot read {path}: {error.strerror}") from None
         names = columns(RunRow)
-        self._header, self._lines = (from_line(lines[0]) if lines else []) or names, lines[1:]
+        self._header = (from_line(lines[0]) if lines else []) or names
+        self._lines = lines[1:]
         check_header(path, self._header, names)
         cells = [line.decode(errors="replace").split(",", len(_FIRST)) for line in self._lines]
         if self._header != names or not _are_plain(cells):

@@ -77,7 +77,9 @@ def folder_lock(folder: Path, waits_for: Callable[[str], None] | None = None) ->
     Raises:
         ResultsError: another command holds it (named by host and process), or the folder cannot be written.
     """
-    path, waits, descriptor = folder / FILE, False, None
+    path = folder / FILE
+    waits = False
+    descriptor = None
     while descriptor is None:
         try:
             descriptor = _take(path)

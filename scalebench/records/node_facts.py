@@ -78,7 +78,8 @@ def network(root: Path = _ROOT) -> list[dict[str, Any]] | None:
             }
         )
     for port in sorted((root / "sys/class/infiniband").glob("*/ports/*")):
-        rate, layer = text_of(port / "rate").strip(), text_of(port / "link_layer").strip()
+        rate = text_of(port / "rate").strip()
+        layer = text_of(port / "link_layer").strip()
         found.append({"name": f"{port.parents[1].name}:{port.name}", "rate": rate or None, "link_layer": layer or None})
     return found or None
 
@@ -88,7 +89,8 @@ def container(environment: Mapping[str, str], root: Path = _ROOT) -> dict[str, s
 
     Docker does not expose the image inside: set `SCALEBENCH_IMAGE` and `SCALEBENCH_IMAGE_DIGEST` to record it.
     """
-    image, digest = environment.get("SCALEBENCH_IMAGE"), environment.get("SCALEBENCH_IMAGE_DIGEST")
+    image = environment.get("SCALEBENCH_IMAGE")
+    digest = environment.get("SCALEBENCH_IMAGE_DIGEST")
     podman = dict(line.split("=", 1) for line in text_of(root / "run/.containerenv").splitlines() if "=" in line)
     sif = environment.get("APPTAINER_CONTAINER") or environment.get("SINGULARITY_CONTAINER")
     if sif:

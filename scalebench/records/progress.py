@@ -142,7 +142,9 @@ def progress_of(folder: Path) -> Progress:
         ]
     known = {run_id: epochs for run_id, _, _, epochs in planned}
     lost = set(attempts.without_epochs(folder / EPOCHS, known))
-    ended, remaining, without_epochs = [], Counter[str](), {}
+    ended = []
+    remaining = Counter[str]()
+    without_epochs = {}
     for run_id, config_hash, group, _ in planned:
         place = latest.get(run_id)
         if place is not None and attempts.config_hash[place] == config_hash and place not in lost:

@@ -63,7 +63,8 @@ def read_table(path: Path, row_type: type[BaseModel]) -> pd.DataFrame:
     del parts
     if row_type is RunRow:
         check_version(path, set(map(str, table["schema_version"].unique())))
-        simulated, is_virtual = table["execution"].isin(("virtual", "modelled")), table["engine"] == "virtual"
+        simulated = table["execution"].isin(("virtual", "modelled"))
+        is_virtual = table["engine"] == "virtual"
         no_objects = {text for text in table["tuned"].dropna().unique() if not _is_object(text)}
         for name, bad, expected in (
             ("engine", simulated & ~is_virtual, "virtual for this execution"),
@@ -190,7 +191,8 @@ def _is_object(text: str) -> bool:
 
 def _are_no_lists(table: pd.DataFrame, name: str) -> NDArray[np.bool_]:
     """Mark cells of a column of WORKER_LISTS that are neither empty nor such a list."""
-    texts, workers = table[name].to_numpy(dtype=object), table["workers"].to_numpy(dtype=np.int64)
+    texts = table[name].to_numpy(dtype=object)
+    workers = table["workers"].to_numpy(dtype=np.int64)
     wrong = np.zeros(len(table), dtype=bool)
     for place in np.flatnonzero(table[name].notna()):
         wrong[place] = not is_worker_list(name, texts[place], int(workers[place]))

@@ -94,7 +94,8 @@ def _parts(workers: list[WorkerReport], train_s: float | None) -> dict[str, floa
     if train_s is None:
         return {}
     idle = fmean(train_s - worker.train_s for worker in workers)
-    comm, wait = _mean(worker.comm_s for worker in workers), _mean(worker.wait_s for worker in workers)
+    comm = _mean(worker.comm_s for worker in workers)
+    wait = _mean(worker.wait_s for worker in workers)
     return {
         "compute_s": _mean(worker.compute_s for worker in workers),
         "comm_s": None if comm is None else comm + idle,

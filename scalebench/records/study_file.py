@@ -69,7 +69,8 @@ def changes(folder: Path, study: Study) -> list[str]:
         data = Attempts(folder / RUNS).other_data(study.dataset_sha256)
     else:
         data = []
-    before, now = load_study(path, {}, []).model_dump(mode="json"), study.model_dump(mode="json")
+    before = load_study(path, {}, []).model_dump(mode="json")
+    now = study.model_dump(mode="json")
     own = [values.pop(STRATEGIES) for values in (before, now)]
     contents = [{f"{STRATEGIES} of {name}": digest for name, digest in digests.items()} for digests in own]
     if before[_DATA] is None:

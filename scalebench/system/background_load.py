@@ -42,7 +42,9 @@ class BackgroundLoad:
 
     def __init__(self, own: Callable[[], float] = own_s, of: int = 0) -> None:
         self._cores, self._taken = os.sched_getaffinity(of), own
-        self._began, self._busy, self._own = time.perf_counter(), _busy_s(self._cores), own()
+        self._began = time.perf_counter()
+        self._busy = _busy_s(self._cores)
+        self._own = own()
 
     def cores(self) -> float:
         """Return the mean number of cores used by others; 0 if the system does not report it."""

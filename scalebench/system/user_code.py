@@ -54,7 +54,8 @@ def load_own(kind: str, name: str, form: str, what: str, error: type[UsageError]
     Raises:
         UsageError: (of class `error`) no such file, a file that cannot be imported, or no such callable (a `what`).
     """
-    file, attribute = own_file(kind, name, form, error), name.rpartition(":")[2]
+    file = own_file(kind, name, form, error)
+    attribute = name.rpartition(":")[2]
     state = file.stat()
     try:
         module = _module(file.absolute(), state.st_size, state.st_mtime_ns, state.st_ctime_ns, state.st_ino)

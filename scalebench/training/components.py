@@ -134,9 +134,12 @@ class SharedLayout:
         degrees: Sequence[int],
     ) -> None:
         self.sizes, self.degrees = list(sizes), list(degrees)
-        self._build, self._comm, self._name = build, comm, name
+        self._build = build
+        self._comm = comm
+        self._name = name
         communicators = [sharers(comm, degree) for degree in degrees]
-        self.groups, self.peers = [group for group, _ in communicators], [peers for _, peers in communicators]
+        self.groups = [group for group, _ in communicators]
+        self.peers = [peers for _, peers in communicators]
         self._held = self._shares_of(whole)
         self._models = [each.model for each in self._held]
         self.lengths = [trained_vector(model).numel() for model in self._models]  # parameters of each component

@@ -190,7 +190,9 @@ class Meters:
     """Reports of successive epochs; each has the differences to the previous one."""
 
     def __init__(self, rank: int, clock: Clock, comm: Communicator) -> None:
-        self._rank, self._clock, self._comm = rank, clock, comm
+        self._rank = rank
+        self._clock = clock
+        self._comm = comm
         self.open()
 
     def open(self) -> None:
@@ -235,7 +237,9 @@ class Meters:
             )
         )
         self._stale.clear()
-        self._ledger, self._counted, self._elapsed = ledger, counted, elapsed_s
+        self._ledger = ledger
+        self._counted = counted
+        self._elapsed = elapsed_s
         if train_loss is not None and not math.isfinite(train_loss):
             message = f"worker {self._rank}: the training loss is {train_loss} in epoch {epoch + 1}"
             raise DivergedError(message, everywhere=poisoned_everywhere)

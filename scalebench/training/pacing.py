@@ -51,7 +51,8 @@ def release_shares(sizes: Sequence[int]) -> list[float]:
 
 def slowness_of(run: Run, rank: int) -> Callable[[float], float] | None:
     """Return the factor on compute of worker `rank` at a moment of training, by slowdown and slow_windows."""
-    always, windows = run.virtual.slowdown.get(rank, 1.0), run.virtual.slowness(rank)
+    always = run.virtual.slowdown.get(rank, 1.0)
+    windows = run.virtual.slowness(rank)
     if windows is None and always == 1.0:
         return None
     return lambda now: always * (windows(now) if windows is not None else 1.0)

@@ -29,7 +29,8 @@ def reference_network() -> torch.nn.Module:
 
 def reference_step() -> Step:
     """Return a step on 8 samples like that of a replica: SGD with momentum on one flat buffer."""
-    net, x = reference_network(), torch.randn(8, 96, generator=torch.Generator().manual_seed(0))
+    net = reference_network()
+    x = torch.randn(8, 96, generator=torch.Generator().manual_seed(0))
     flat, gradients, _ = side_by_side(net)
     parameter = torch.nn.Parameter(flat)
     parameter.grad = gradients

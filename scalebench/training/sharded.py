@@ -91,12 +91,16 @@ class ShardedModel:
         loss: Callable[[Tensor, Tensor], Tensor],
     ) -> None:
         """Divide `model`; without `layers` it is one unit, whose loss is computed by `step`'s caller."""
-        self.model, self._rule, self._loss, self._whole_model = model, rule, loss, layers is None
+        self.model = model
+        self._rule = rule
+        self._loss = loss
+        self._whole_model = layers is None
         parts = [[model]] if layers is None else [list(layer.modules) for layer in layers]
         works = [(1.0, 1.0)]
         if layers is not None:
             facts = facts_of(layers, sample)
-            forward, backward = sum(each.forward for each in facts), sum(each.backward for each in facts)
+            forward = sum(each.forward for each in facts)
+            backward = sum(each.backward for each in facts)
             works = [(each.forward / forward, each.backward / backward) for each in facts]
         self._works = works
         self.units = [ShardedUnit(modules, workers, is_last=modules is parts[-1]) for modules in parts]

@@ -88,11 +88,14 @@ def segment_facts(
     work of its forward pass, that of others twice as much.
     """
     whole = sum(each.forward for each in facts), sum(each.backward for each in facts)
-    samples, found, state = len(x), [], [x]
+    samples = len(x)
+    found = []
+    state = [x]
     layers = 0 if first else 2  # begun so far, the first two of which count
     with torch.no_grad(), evaluating([segment.module for segment in segments]):
         for segment in segments:
-            takes, made = tuple(state[-1].shape[1:]), state[-1:] if segment.divided else state
+            takes = tuple(state[-1].shape[1:])
+            made = state[-1:] if segment.divided else state
             forward = backward = 0.0
             needed = layers > 0
             for module in segment.module if type(segment.module) is nn.Sequential else [segment.module]:
@@ -161,7 +164,9 @@ class Stage:
     def __init__(
         self, chunks: Sequence[Chunk], order: Order, micro_batches: int, replica: Communicator, mesh: Mesh
     ) -> None:
-        self.chunks, self._order, self._micro_batches = chunks, order, micro_batches
+        self.chunks = chunks
+        self._order = order
+        self._micro_batches = micro_batches
         self._stage, self._stages = chunks[0].facts.stage, mesh.pipeline
         self._programs: dict[int, tuple[list[int], list[Move]]] = {}  # by samples of a batch
         self._mesh, self._rank = mesh, replica.rank
@@ -184,7 +189,8 @@ class Stage:
         samples = len(batch.x)
         sizes, moves = self._program(samples)
         compute = self.chunks[0].compute
-        inputs, targets = compute.pieces(batch.x, sizes), compute.pieces(batch.y, sizes)
+        inputs = compute.pieces(batch.x, sizes)
+        targets = compute.pieces(batch.y, sizes)
         total: Tensor | None = None
         for move in moves:
             place, size = move.micro_batch, sizes[move.micro_batch]
@@ -256,7 +262,9 @@ def most_kept(moves: Iterable[Move], sizes: Sequence[int], chunks: int) -> set[t
 
     These are sets of numbers after which a backward pass follows: there are never more samples than in one of them.
     """
-    now, found, rises = [0] * chunks, set(), False
+    now = [0] * chunks
+    found = set()
+    rises = False
     for move in moves:
         if rises and not move.forward:
             found.add(tuple(now))
@@ -292,8 +300,13 @@ class StageArithmetic:
         like: Tensor,
         recompute: Recompute = "none",
     ) -> None:
-        self._facts, self.segments, self.sizes = facts, segments, sizes
-        self.loss, self._sharing, self.like, self._recompute = loss, sharing, like, recompute
+        self._facts = facts
+        self.segments = segments
+        self.sizes = sizes
+        self.loss = loss
+        self._sharing = sharing
+        self.like = like
+        self._recompute = recompute
         self._kept: dict[int, list[Pass]] = {}  # of each segment, by micro-batch
         self._of_loss: dict[int, Tensor] = {}  # gradients of the outputs
 
@@ -413,7 +426,10 @@ class StageShapes:
         like: Tensor,
         recompute: Recompute = "none",
     ) -> None:
-        self._facts, self._sizes, self._sharing, self._like = facts, sizes, sharing, like
+        self._facts = facts
+        self._sizes = sizes
+        self._sharing = sharing
+        self._like = like
         self._recompute = recompute
         self._samples: dict[int, int] = {}  # of each micro-batch
         self._rooms: dict[tuple[int, ...], Tensor] = {}
@@ -473,7 +489,11 @@ class Assembly:
     def __init__(
         self, build: Callable[[], nn.Module], sizes: Sequence[int], mesh: Mesh, replica: Communicator, name: str
     ) -> None:
-        self._build, self._sizes, self._mesh, self._replica, self._name = build, sizes, mesh, replica, name
+        self._build = build
+        self._sizes = sizes
+        self._mesh = mesh
+        self._replica = replica
+        self._name = name
 
     @cached_property
     def _whole(self) -> nn.Module:

@@ -24,7 +24,9 @@ class TorchShards:
 
     def __init__(self, model: nn.Module, layers: Sequence[Layer], comm: Any, *, reshard: bool) -> None:
         """`comm` is the communicator of a process group."""
-        self.model, self._comm, self._reshard = model, comm, reshard
+        self.model = model
+        self._comm = comm
+        self._reshard = reshard
         self._whole = [sum(each.nbytes for each in layer.parameters) for layer in layers]
         group: Any = comm.process_group or torch.distributed.group.WORLD
         device = layers[0].parameters[0].device

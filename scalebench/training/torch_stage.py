@@ -36,7 +36,9 @@ class TorchStage:
     def __init__(self, chunks: Sequence[Chunk], schedule: str, micro_batches: int, replica: Any) -> None:
         """`replica` is the communicator of the process group of the workers with the other stages."""
         self._chunks = [(chunk.facts, TimedChunk(chunk)) for chunk in chunks]
-        self._schedule, self._micro_batches, self._replica = schedule, micro_batches, replica
+        self._schedule = schedule
+        self._micro_batches = micro_batches
+        self._replica = replica
         compute = chunks[0].compute
         assert isinstance(compute, StageArithmetic)
         self._loss, self._like = compute.loss, compute.like

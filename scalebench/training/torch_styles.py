@@ -34,7 +34,9 @@ class TorchStyles:
         """`replica` is the communicator of the process group of the `degree` workers that share the layers."""
         compute = chunk.compute
         assert isinstance(compute, StageArithmetic)
-        self._loss, self._sizes, self._replica = compute.loss, compute.sizes, replica
+        self._loss = compute.loss
+        self._sizes = compute.sizes
+        self._replica = replica
         self._number = compute.like.element_size()
         group: Any = replica.process_group or torch.distributed.group.WORLD
         mesh = DeviceMesh.from_group(group, compute.like.device.type)

@@ -134,7 +134,8 @@ class ProbeRounds:
     def one_by_one(self, key: Key, operation: Operation, count: int) -> list[Sample]:
         """Time `count` operations, each for itself, one after the other."""
         operation()
-        stopwatch, moments = Stopwatch(computes=False, shares_cores=True), [time.perf_counter()]
+        stopwatch = Stopwatch(computes=False, shares_cores=True)
+        moments = [time.perf_counter()]
         for _ in range(count):
             operation()
             moments.append(time.perf_counter())

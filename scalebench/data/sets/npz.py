@@ -61,7 +61,10 @@ class Npz(DatasetBuilder):
                 _require_class_numbers(path, {"y": y})
             labels = y if task == "classification" and y.ndim == 1 else None
             train, test = hold_out(len(x), self.test_fraction, self.seed, labels)
-            x_train, y_train, x_test, y_test = x[train], y[train], x[test], y[test]
+            x_train = x[train]
+            y_train = y[train]
+            x_test = x[test]
+            y_test = y[test]
         else:
             listed = ", ".join(found) or "nothing"
             raise DataError(f"{path}: holds {listed}; expected x_train, y_train, x_test and y_test, or x and y")
