@@ -12,8 +12,8 @@ from zlib import crc32
 import numpy as np
 from numpy.typing import NDArray
 
-from scalebench.data import files
 from scalebench.data.exchange import Ints, Peers, Ranks, SingleProcess
+from scalebench.data.files import Source, array_of_npz, open_hdf5, open_npy
 from scalebench.data.layout import SHUFFLES, Blocks, Grid, laid_out, shuffled
 from scalebench.errors import DataError, nearest
 
@@ -46,7 +46,7 @@ class DsTensor:
 
     def __init__(
         self,
-        array: NDArray[Any] | Callable[[], files.Source],
+        array: NDArray[Any] | Callable[[], Source],
         blocks: Blocks | None = None,
         comm: Peers | None = None,
     ) -> None:
@@ -81,7 +81,7 @@ class DsTensor:
 
         Raises DataError if it cannot be read.
         """
-        return cls(partial(files.npy, path), blocks, comm)
+        return cls(partial(open_npy, path), blocks, comm)
 
     @classmethod
     def from_npz(cls, path: Path, key: str, blocks: Blocks | None = None, comm: Peers | None = None) -> DsTensor:
@@ -89,7 +89,7 @@ class DsTensor:
 
         Raises DataError if it cannot be read.
         """
-        return cls(partial(files.npz, path, key), blocks, comm)
+        return cls(partial(array_of_npz, path, key), blocks, comm)
 
     @classmethod
     def from_hdf5(cls, path: Path, key: str, blocks: Blocks | None = None, comm: Peers | None = None) -> DsTensor:
@@ -97,7 +97,7 @@ class DsTensor:
 
         With `comm`, each rank reads its blocks only. Raises DataError if it cannot be read, or without h5py.
         """
-        return cls(partial(files.hdf5, path, key), blocks, comm)
+        return cls(partial(open_hdf5, path, key), blocks, comm)
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -237,7 +237,7 @@ class DsTensor:
         """Return the rows of all ranks as one array in memory."""
         return self._among.everything(self.array, self.block_sizes)
 
-    def _own(self, source: files.Source, sizes: Ints) -> NDArray[Any]:
+    def _own(self, source: Source, sizes: Ints) -> NDArray[Any]:
         """Return the rows of this rank's blocks; in one process `source` itself if it is an array."""
         if isinstance(self._among, SingleProcess):
             return source if isinstance(source, np.ndarray) else np.asarray(source[()])

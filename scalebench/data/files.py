@@ -127,7 +127,7 @@ def read_npz(path: Path) -> dict[str, NDArray[Any]]:
         raise DataError(f"{path}: not a readable .npz archive ({_cause(error)})") from None
 
 
-def npy(path: Path) -> Source:
+def open_npy(path: Path) -> Source:
     """Open the array in a .npy file, memory-mapped."""
     try:
         found = np.load(path, mmap_mode="r", allow_pickle=False)
@@ -139,7 +139,7 @@ def npy(path: Path) -> Source:
     return found
 
 
-def npz(path: Path, key: str) -> Source:
+def array_of_npz(path: Path, key: str) -> Source:
     """Read the array `key` of an .npz file into memory."""
     arrays = read_npz(path)
     if key not in arrays:
@@ -147,7 +147,7 @@ def npz(path: Path, key: str) -> Source:
     return arrays[key]
 
 
-def hdf5(path: Path, key: str) -> Source:
+def open_hdf5(path: Path, key: str) -> Source:
     """Open the data set `key` of an HDF5 file: memory-mapped if contiguous, else (chunked, packed) read by slices."""
     try:
         import h5py
