@@ -74,9 +74,9 @@ def beside_raw(engine: str, ours: Operation, numbers: int, pairs: int) -> Compar
 
 def trained(engine: str, comm: Any, clock: Any, width: int) -> tuple[Any, Any]:
     """A replica with BatchNorm that has taken a step, so that there is momentum, and the strategy that averages all."""
+    from scalebench.data.batch_plan import BatchPlan
     from scalebench.data.catalog import prepare
     from scalebench.data.dataset import open_dataset
-    from scalebench.data.plan import BatchPlan
     from scalebench.strategies import registry
     from scalebench.study.spec import Component, Run, Training
     from scalebench.training.replica import Replica

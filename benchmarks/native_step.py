@@ -38,9 +38,9 @@ def measure_here(engine: str) -> list[Finding]:
 
     from scalebench.comm.engines import named
     from scalebench.comm.engines.base import Place
+    from scalebench.data.batch_plan import BatchPlan
     from scalebench.data.catalog import prepare
     from scalebench.data.dataset import open_dataset
-    from scalebench.data.plan import BatchPlan
     from scalebench.native.heartbeat import Heartbeat, create_heartbeats
     from scalebench.strategies import registry
     from scalebench.study.spec import Component, Run, Training

@@ -97,7 +97,7 @@ def steps_of(
     strategy: str, options: dict[str, Any], training: Any, dataset: Any, comm: Any, clock: Any
 ) -> Callable[[], None]:
     """Return the first steps of an epoch as a real run takes them."""
-    from scalebench.data.plan import BatchPlan
+    from scalebench.data.batch_plan import BatchPlan
     from scalebench.strategies import registry
     from scalebench.study.spec import Component, Run
     from scalebench.training.replica import Replica

@@ -19,9 +19,9 @@ from ratios import Finding, Goal, compare, show
 
 from scalebench.cluster.cluster_file import load_cluster
 from scalebench.cluster.engine_costs import EngineCost, EngineCosts
+from scalebench.data.batch_plan import BatchPlan
 from scalebench.data.catalog import prepare
 from scalebench.data.dataset import Dataset, open_dataset
-from scalebench.data.plan import BatchPlan
 from scalebench.pricing.machine import Machine
 from scalebench.pricing.step_times import BatchTimes, StepTable
 from scalebench.strategies import registry

@@ -20,8 +20,8 @@ from hypothesis import HealthCheck, settings
 from scalebench.cluster.cluster_file import load_cluster
 from scalebench.cluster.engine_costs import EngineCost, EngineCosts
 from scalebench.comm import engines
+from scalebench.data.batch_plan import BatchPlan
 from scalebench.data.dataset import Dataset
-from scalebench.data.plan import BatchPlan
 from scalebench.models.registry import build_model
 from scalebench.pricing.machine import Machine
 from scalebench.pricing.recording import record

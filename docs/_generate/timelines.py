@@ -13,9 +13,9 @@ from typing import Any
 
 from scalebench.cluster.cluster_file import load_cluster
 from scalebench.cluster.engine_costs import EngineCosts
+from scalebench.data.batch_plan import BatchPlan
 from scalebench.data.catalog import prepare
 from scalebench.data.dataset import open_dataset
-from scalebench.data.plan import BatchPlan
 from scalebench.errors import RunError
 from scalebench.figures.traced_run import draw_timeline
 from scalebench.launch.sweep import expand

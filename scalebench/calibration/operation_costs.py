@@ -17,8 +17,8 @@ from typing import Any, TypeVar
 import numpy as np
 
 from scalebench.calibration.quiet_rounds import Until, quiet_rounds
+from scalebench.data.batch_plan import BatchPlan
 from scalebench.data.dataset import Dataset
-from scalebench.data.plan import BatchPlan
 from scalebench.errors import RunError
 from scalebench.pricing.machine import Machine, OperationTime, OperationTimes, name_of
 from scalebench.strategies import registry

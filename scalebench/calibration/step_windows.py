@@ -251,7 +251,7 @@ def single_replica(run: Run, dataset: Any, size: int, device: torch.device) -> A
 
     import torch
 
-    from scalebench.data.plan import BatchPlan
+    from scalebench.data.batch_plan import BatchPlan
     from scalebench.training.replica import Replica
 
     rows = min(dataset.n_train, max(size, 256 * size))

@@ -8,10 +8,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from scalebench.data.batch_plan import BatchPlan
 from scalebench.data.dataset import Dataset
 from scalebench.data.ds_tensor import DsTensor
 from scalebench.data.exchange import Exchange, Ints, moved
-from scalebench.data.plan import BatchPlan
 from scalebench.errors import RunError
 
 

@@ -11,10 +11,10 @@ from scalebench.cluster.cluster_file import Cluster, load_cluster
 from scalebench.cluster.network import allreduce_name
 from scalebench.comm import engines
 from scalebench.comm.launchers.choice import using
+from scalebench.data.batch_plan import BatchPlan
 from scalebench.data.catalog import prepare, prepare_validation, with_checksum
 from scalebench.data.dataset import Dataset, open_dataset
 from scalebench.data.layout import cut
-from scalebench.data.plan import BatchPlan
 from scalebench.errors import DataError, StudyError
 from scalebench.formatting import Detail, counted
 from scalebench.launch.engine_choice import in_job

@@ -21,8 +21,8 @@ from scalebench.comm.counters import EventLog, SlowLinks
 from scalebench.comm.engines import named
 from scalebench.comm.engines.base import Place
 from scalebench.comm.native import NativeCommunicator
+from scalebench.data.batch_plan import BatchPlan
 from scalebench.data.dataset import Dataset, open_dataset
-from scalebench.data.plan import BatchPlan
 from scalebench.errors import ClusterError, DivergedError, EngineError
 from scalebench.native.energy import Joules, Meter, total
 from scalebench.native.heartbeat import Heartbeat, Phase

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from scalebench.cluster.mesh import Mesh
 from scalebench.cluster.network import Network
-from scalebench.data.plan import BatchPlan
+from scalebench.data.batch_plan import BatchPlan
 from scalebench.errors import DataError, StudyError
 from scalebench.models.layers import LayerTable
 from scalebench.models.registry import build_model

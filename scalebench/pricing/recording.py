@@ -19,8 +19,8 @@ from torch import Tensor
 
 from scalebench.cluster.mesh import Mesh
 from scalebench.comm.base import Communicator, Server, ServerRule, SharedState
+from scalebench.data.batch_plan import BatchPlan
 from scalebench.data.dataset import Dataset
-from scalebench.data.plan import BatchPlan
 from scalebench.data.shard import equal_batches
 from scalebench.models.parts import Layer, LayerFacts, facts_of, layers_of
 from scalebench.models.registry import build_model

@@ -22,8 +22,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from scalebench.comm.simulated import lone_communicator
+from scalebench.data.batch_plan import BatchPlan
 from scalebench.data.dataset import open_dataset
-from scalebench.data.plan import BatchPlan
 from scalebench.data.shard import Shard
 from scalebench.errors import in_one_line
 from scalebench.strategies.base import Batch

@@ -19,8 +19,8 @@ import torch
 from torch import Tensor
 
 from scalebench.comm.base import SharedState
+from scalebench.data.batch_plan import BatchPlan
 from scalebench.data.dataset import Dataset, open_dataset
-from scalebench.data.plan import BatchPlan
 from scalebench.data.shard import equal_batches
 from scalebench.errors import RunError, TimeLimitError, in_one_line
 from scalebench.strategies import registry

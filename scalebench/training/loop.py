@@ -11,8 +11,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from scalebench.comm.base import Communicator
+from scalebench.data.batch_plan import BatchPlan
 from scalebench.data.dataset import Dataset
-from scalebench.data.plan import BatchPlan
 from scalebench.errors import DivergedError
 from scalebench.models.registry import evaluate as evaluate_model
 from scalebench.strategies.base import Strategy, Worker

@@ -19,8 +19,8 @@ from scalebench.system.clock import Ledger
 
 if TYPE_CHECKING:
     from scalebench.comm.base import Communicator
+    from scalebench.data.batch_plan import BatchPlan
     from scalebench.data.dataset import Dataset
-    from scalebench.data.plan import BatchPlan
     from scalebench.study.spec import Run
     from scalebench.system.clock import Clock
 

@@ -15,8 +15,8 @@ from torch import Tensor
 
 from scalebench.cluster.mesh import Mesh
 from scalebench.comm.base import Communicator, Server, ServerRule, SharedState
+from scalebench.data.batch_plan import BatchPlan
 from scalebench.data.dataset import Dataset
-from scalebench.data.plan import BatchPlan
 from scalebench.data.shard import Shard, equal_batches
 from scalebench.models.flat import Memory, is_finite, module_attributes, put_back_attributes, side_by_side, views
 from scalebench.models.metric import loss_for, own_loss, takes_labels

@@ -22,8 +22,8 @@ from torch import Tensor
 
 from scalebench.cluster.mesh import Mesh
 from scalebench.comm.simulated import lone_communicator
+from scalebench.data.batch_plan import BatchPlan
 from scalebench.data.dataset import Dataset
-from scalebench.data.plan import BatchPlan
 from scalebench.errors import in_one_line
 from scalebench.models.flat import Memory, equal_attributes, module_attributes, views
 from scalebench.records.node_facts import cpu_model

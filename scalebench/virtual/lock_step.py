@@ -14,8 +14,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from scalebench.data.batch_plan import BatchPlan
 from scalebench.data.dataset import Dataset
-from scalebench.data.plan import BatchPlan
 from scalebench.pricing.charges import Charges, carrier, gradients
 from scalebench.pricing.machine import Machine
 from scalebench.pricing.price import NotLockStepError, Priced, TimeArrays, price

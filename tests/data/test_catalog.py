@@ -40,7 +40,7 @@ def test_registering_a_name_twice_is_refused():
 
 def test_listing_imports_neither_torch_nor_sklearn():
     code = (
-        "import sys, scalebench.data.catalog, scalebench.data.plan, scalebench.models.registry as m\n"
+        "import sys, scalebench.data.catalog, scalebench.data.batch_plan, scalebench.models.registry as m\n"
         "from scalebench.data.builder import DATASETS\n"
         "DATASETS.describe(); m.describe_models()\n"
         "print(sorted({'torch', 'sklearn', 'PIL', 'pandas'} & set(sys.modules)))"

@@ -4,9 +4,9 @@ from pathlib import Path
 
 import pytest
 
+from scalebench.data.batch_plan import PARTITIONS
 from scalebench.data.builder import DATASETS
 from scalebench.data.layout import SHUFFLES
-from scalebench.data.plan import PARTITIONS
 from scalebench.models.architecture import MODELS
 
 DOCS = Path(__file__).parents[2] / "docs"

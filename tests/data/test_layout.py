@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from scalebench.data.batch_plan import BatchPlan
 from scalebench.data.layout import PairwiseRounds, mix_pairs
-from scalebench.data.plan import BatchPlan
 from scalebench.study.spec import Component
 
 

@@ -8,9 +8,9 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from scalebench.data.batch_plan import BatchPlan
 from scalebench.data.dataset import Dataset
 from scalebench.data.layout import SHUFFLES
-from scalebench.data.plan import BatchPlan
 from scalebench.data.shard import Shard
 
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from scalebench.data.plan import MOVING
+from scalebench.data.batch_plan import MOVING
 from scalebench.launch.planning import plan_study
 from scalebench.launch.traffic import TrafficCheck, bytes_of_row, traffic_of
 from scalebench.records.rows import rows_of

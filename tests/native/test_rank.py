@@ -91,8 +91,8 @@ def reference():
     """Reference loops of gradient averaging and epoch averaging in one process."""
     import torch
 
+    from scalebench.data.batch_plan import BatchPlan
     from scalebench.data.dataset import open_dataset
-    from scalebench.data.plan import BatchPlan
     from scalebench.system.clock import WallClock
     from scalebench.training.replica import Replica
 

@@ -7,9 +7,9 @@ import pytest
 from scalebench.cluster.cluster_file import load_cluster
 from scalebench.cluster.engine_costs import EngineCosts
 from scalebench.comm.engines import available
+from scalebench.data.batch_plan import BatchPlan
 from scalebench.data.catalog import prepare
 from scalebench.data.dataset import open_dataset
-from scalebench.data.plan import BatchPlan
 from scalebench.launch.real_runs import RealRuns
 from scalebench.launch.sweep import expand
 from scalebench.pricing.machine import Machine

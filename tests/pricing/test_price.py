@@ -9,7 +9,7 @@ import torch
 
 from scalebench.cluster.cluster_file import load_cluster
 from scalebench.cluster.operation import Kind, Operation
-from scalebench.data.plan import BatchPlan
+from scalebench.data.batch_plan import BatchPlan
 from scalebench.errors import RunError
 from scalebench.pricing.charges import Charges, gradients
 from scalebench.pricing.price import NotLockStepError, price

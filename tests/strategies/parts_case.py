@@ -3,8 +3,8 @@
 import numpy as np
 import torch
 
+from scalebench.data.batch_plan import BatchPlan
 from scalebench.data.layout import cut
-from scalebench.data.plan import BatchPlan
 from scalebench.models.metric import loss_for
 from scalebench.models.registry import build_model
 

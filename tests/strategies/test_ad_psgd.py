@@ -11,9 +11,9 @@ from hypothesis import HealthCheck, given, reject, settings
 from hypothesis import strategies as st
 
 from scalebench.comm import engines
+from scalebench.data.batch_plan import BatchPlan
 from scalebench.data.catalog import prepare
 from scalebench.data.dataset import open_dataset
-from scalebench.data.plan import BatchPlan
 from scalebench.errors import DataError, StudyError
 from scalebench.launch.real_runs import RealRuns
 from scalebench.records.rows import rows_of

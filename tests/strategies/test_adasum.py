@@ -8,7 +8,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from scalebench.data.plan import BatchPlan
+from scalebench.data.batch_plan import BatchPlan
 from scalebench.errors import StudyError
 from scalebench.strategies import registry
 from scalebench.strategies.adasum import Merging

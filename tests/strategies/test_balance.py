@@ -7,7 +7,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from scalebench.data.plan import BatchPlan, sizes_by_speed
+from scalebench.data.batch_plan import BatchPlan, sizes_by_speed
 from scalebench.errors import DataError
 from scalebench.pricing.step_times import BatchTimes, StepTable
 from scalebench.study.spec import Component

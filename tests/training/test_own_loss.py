@@ -7,8 +7,8 @@ import pytest
 import torch
 
 from scalebench.comm.simulated import lone_communicator
+from scalebench.data.batch_plan import BatchPlan
 from scalebench.data.dataset import Dataset
-from scalebench.data.plan import BatchPlan
 from scalebench.system.clock import WallClock
 from scalebench.training.replica import Replica
 

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from scalebench.comm.simulated import lone_communicator
-from scalebench.data.plan import BatchPlan
+from scalebench.data.batch_plan import BatchPlan
 from scalebench.strategies import registry
 from scalebench.system.clock import WallClock
 from scalebench.system.random_state import seed_generators

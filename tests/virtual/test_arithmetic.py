@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import nn
 
-from scalebench.data.plan import BatchPlan
+from scalebench.data.batch_plan import BatchPlan
 from scalebench.strategies import registry
 from scalebench.strategies.allreduce import Allreduce
 from scalebench.strategies.epoch_average import EpochAverage

@@ -15,8 +15,8 @@ from mpi4py import MPI
 from scalebench.comm.engines import named
 from scalebench.comm.engines.base import Place
 from scalebench.comm.server import OneSidedState
+from scalebench.data.batch_plan import BatchPlan
 from scalebench.data.dataset import Dataset
-from scalebench.data.plan import BatchPlan
 from scalebench.strategies import registry
 from scalebench.study.spec import Run
 from scalebench.system.clock import WallClock

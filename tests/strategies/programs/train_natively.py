@@ -20,8 +20,8 @@ sys.path.insert(0, str(Path(__file__).parents[3]))  # the checkout, for the test
 from scalebench.comm.engines import named
 from scalebench.comm.engines.base import Place
 from scalebench.comm.server import OneSidedState
+from scalebench.data.batch_plan import BatchPlan
 from scalebench.data.dataset import Dataset
-from scalebench.data.plan import BatchPlan
 from scalebench.strategies import registry, replica_state
 from scalebench.strategies.ddp import Ddp
 from scalebench.study.spec import Run

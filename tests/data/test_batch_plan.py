@@ -8,8 +8,8 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
+from scalebench.data.batch_plan import BatchPlan
 from scalebench.data.layout import SHUFFLES
-from scalebench.data.plan import BatchPlan
 from scalebench.errors import DataError
 from scalebench.study.spec import Component, Study
 
