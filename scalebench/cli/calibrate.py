@@ -72,7 +72,7 @@ def calibrate(
     """
     from scalebench.calibration.charging import calibrate as measure
     from scalebench.cli.live_progress import watching
-    from scalebench.cluster.fitting import fit_engine
+    from scalebench.cluster.link_fit import fit_engine
     from scalebench.comm import engines
     from scalebench.launch.calibrating import request_of
     from scalebench.launch.planning import plan_study

@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 
 from scalebench.cluster.cluster_file import Cluster
 from scalebench.cluster.engine_costs import EngineCost, EngineCosts
-from scalebench.cluster.fitting import fit_engine
+from scalebench.cluster.link_fit import fit_engine
 from scalebench.cluster.network import Network
 from scalebench.cluster.operation import Kind, Operation
 from scalebench.comm.engines import NAMES, named

@@ -36,7 +36,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import pandas as pd
 
-from scalebench.cluster.fitting import LinkFit, Transfer, fit_links
+from scalebench.cluster.link_fit import LinkFit, Transfer, fit_links
 from scalebench.cluster.network import Network
 from scalebench.cluster.operation import Kind, Operation
 from scalebench.comm.base import Overlap

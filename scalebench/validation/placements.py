@@ -18,7 +18,7 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
-from scalebench.cluster.fitting import PER_DOUBLING, LinkFit, Transfer, fit_links
+from scalebench.cluster.link_fit import PER_DOUBLING, LinkFit, Transfer, fit_links
 from scalebench.errors import ResultsError
 from scalebench.validation.measurements import has_columns, read_csv, records, require_positive
 from scalebench.validation.prediction_errors import predictions_of

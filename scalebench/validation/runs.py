@@ -28,7 +28,7 @@ from scalebench.analysis.rounds import MEASURED, timed
 from scalebench.calibration.calibration_file import THIS_MACHINE, read_calibration
 from scalebench.calibration.charging import Note, machine_of
 from scalebench.cluster.cluster_file import load_cluster
-from scalebench.cluster.fitting import fit_engine
+from scalebench.cluster.link_fit import fit_engine
 from scalebench.data.dataset import open_dataset
 from scalebench.errors import ClusterError, ResultsError
 from scalebench.formatting import counted

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from scalebench.cluster.engine_costs import EngineCost, EngineCosts
-from scalebench.cluster.fitting import MOST_GROWTH, Transfer, fit_engine, fit_links
+from scalebench.cluster.link_fit import MOST_GROWTH, Transfer, fit_engine, fit_links
 from scalebench.errors import ClusterError
 
 SIZES = [1 << k for k in range(8, 28, 2)]
