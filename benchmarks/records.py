@@ -21,10 +21,10 @@ from pathlib import Path
 
 from ratios import Finding, Goal, compare, finding, show
 
+from scalebench.records.append_only import to_lines
 from scalebench.records.progress import Planned, keep_planned
 from scalebench.records.schema import EpochRow, RunRow
 from scalebench.records.store import Store
-from scalebench.records.table import to_lines
 
 RUNS, EPOCHS = 166_667, 6
 SYNCED = 100  # runs

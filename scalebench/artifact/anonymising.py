@@ -23,10 +23,10 @@ from scalebench.cluster.cluster_file import load_cluster, own_file, preset
 from scalebench.errors import ClusterError, reading
 from scalebench.models.pinning import checksum
 from scalebench.models.registry import is_own
+from scalebench.records.append_only import from_line, to_lines, to_text
 from scalebench.records.folder import CALIBRATION, DURATIONS, EPOCHS, PLANNED, PROVENANCE, RUNS, STUDY
 from scalebench.records.progress import begun_in
 from scalebench.records.provenance import redact
-from scalebench.records.table import from_line, to_lines, to_text
 from scalebench.study.load import dump_study, load_study
 from scalebench.study.spec import Study, slug
 

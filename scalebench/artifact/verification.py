@@ -14,9 +14,9 @@ from scalebench.analysis import Results
 from scalebench.artifact.anonymising import Shipment
 from scalebench.errors import ResultsError
 from scalebench.figures import plot_folder
+from scalebench.records.append_only import to_text
 from scalebench.records.folder import durations_in
 from scalebench.records.progress import progress_of
-from scalebench.records.table import to_text
 from scalebench.study.cell import group_of
 from scalebench.study.spec import SIMULATED
 from scalebench.system.bounded_read import read_text

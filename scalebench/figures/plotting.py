@@ -23,9 +23,9 @@ from scalebench.errors import ResultsError, UsageError, nearest, writing
 from scalebench.figures.base import FIGURES, EmptyFigureError, Figure, default_figures, figure_names
 from scalebench.figures.selection import EVERYTHING, Added, Selection
 from scalebench.figures.style import REPORT, Style
+from scalebench.records.append_only import to_cell, to_text
 from scalebench.records.attempts import Attempts
 from scalebench.records.folder import RUNS
-from scalebench.records.table import to_cell, to_text
 from scalebench.study.spec import slug
 from scalebench.system.atomic_write import open_own
 

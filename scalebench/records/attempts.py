@@ -14,8 +14,8 @@ from itertools import islice
 from pathlib import Path
 
 from scalebench.errors import ResultsError, reading
+from scalebench.records.append_only import bad_cell, check_header, check_version, from_line
 from scalebench.records.schema import EpochRow, RunRow, columns, expected_instead, kinds
-from scalebench.records.table import bad_cell, check_header, check_version, from_line
 from scalebench.system.bounded_read import LARGE, read_bytes
 
 _FIRST = ("schema_version", "study", "run_id", "config_hash", "attempt", "status")

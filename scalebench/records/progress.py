@@ -13,9 +13,9 @@ from pathlib import Path
 
 from scalebench.errors import ResultsError, writing
 from scalebench.formatting import counted
+from scalebench.records.append_only import to_text
 from scalebench.records.attempts import Attempts
 from scalebench.records.folder import EPOCHS, PLANNED, RUNS
-from scalebench.records.table import to_text
 from scalebench.study.cell import group_of
 from scalebench.study.choices import RESULTS_OF_A_TRIAL
 from scalebench.system.atomic_write import write_atomic

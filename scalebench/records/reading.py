@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from pydantic import BaseModel
 
 from scalebench.errors import ResultsError, reading
+from scalebench.records.append_only import bad_cell, check_header, check_version, from_line, to_text
 from scalebench.records.schema import (
     LARGEST,
     METRICS,
@@ -31,7 +32,6 @@ from scalebench.records.schema import (
     out_of_range,
     range_of,
 )
-from scalebench.records.table import bad_cell, check_header, check_version, from_line, to_text
 from scalebench.system.bounded_read import LARGE, read_lines
 
 TEXT = pd.StringDtype("python", na_value=np.nan)  # faster than pyarrow's on tables of this size

@@ -10,11 +10,11 @@ from types import TracebackType
 from typing import Any
 
 from scalebench.errors import ResultsError, reading, writing
+from scalebench.records.append_only import AppendOnlyTable
 from scalebench.records.attempts import Attempts
 from scalebench.records.folder import EPOCHS, PROVENANCE, RUNS
 from scalebench.records.provenance import as_json, name_of
 from scalebench.records.schema import EpochRow, RunRow, columns
-from scalebench.records.table import AppendOnlyTable
 from scalebench.study.choices import RESULTS_OF_A_TRIAL
 from scalebench.system.atomic_write import write_atomic
 

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from scalebench.records.table import from_line, to_cell, to_lines, to_text
+from scalebench.records.append_only import from_line, to_cell, to_lines, to_text
 
 LINE_TEXT = st.text(st.characters(exclude_categories=("Cs", "Cc", "Zl", "Zp"))).map(str.strip)
 

@@ -13,10 +13,10 @@ import pytest
 
 from scalebench.analysis import load
 from scalebench.errors import ResultsError
+from scalebench.records.append_only import AppendOnlyTable
 from scalebench.records.attempts import Attempts
 from scalebench.records.schema import SCHEMA_VERSION, EpochRow, RunRow, columns
 from scalebench.records.store import Store
-from scalebench.records.table import AppendOnlyTable
 from tests.records_factory import epoch_row, run_row
 
 
