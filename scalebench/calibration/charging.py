@@ -1,10 +1,23 @@
-"""The machine that charges virtual runs: by the source of its costs, measured now where these are lacking."""
+"""The machine that charges virtual runs: by the source of its costs, measured now where these are lacking.
+
+Operations of strategies besides plain steps are measured in short virtual runs of each strategy. A run has the study's
+smallest number of communicating workers and a few batches, so that every operation gets vectors as in the study. Times
+are taken in reference steps. No time of a native run is used.
+"""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable
+import time
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
+from typing import Any, TypeVar
+
+import numpy as np
 
 from scalebench.calibration.calibration_file import THIS_MACHINE, Calibration, read_calibration
 from scalebench.calibration.cost_sources import (
@@ -19,30 +32,43 @@ from scalebench.calibration.cost_sources import (
     notes_on,
 )
 from scalebench.calibration.engine_measurement import measure_engines
-from scalebench.calibration.operation_costs import measure_operations
+from scalebench.calibration.quiet_rounds import Until, quiet_rounds
 from scalebench.calibration.request import Request
 from scalebench.calibration.steps_under_load import Budget, measure_steps
 from scalebench.cluster.engine_costs import EngineCosts, joined
 from scalebench.comm.engines.tasks import TASKS
 from scalebench.comm.launchers.choice import using
-from scalebench.data.dataset import open_dataset
-from scalebench.errors import ClusterError, DisturbedError, EngineError, writing
+from scalebench.data.batch_plan import BatchPlan
+from scalebench.data.dataset import Dataset, open_dataset
+from scalebench.errors import ClusterError, DisturbedError, EngineError, RunError, writing
 from scalebench.formatting import Detail
 from scalebench.models.zoo.layers import layers_of
 from scalebench.pricing.charges import carrier
 from scalebench.pricing.devices import Stated as StatedSteps
 from scalebench.pricing.devices import step_table
-from scalebench.pricing.machine import Machine
+from scalebench.pricing.machine import Machine, OperationTime, OperationTimes, name_of
 from scalebench.pricing.step_times import StepTable, stated_table
 from scalebench.records.folder import CALIBRATION
+from scalebench.strategies import registry
 from scalebench.study.load import to_home
+from scalebench.study.spec import Run
 from scalebench.system.atomic_write import write_atomic
 from scalebench.system.background_load import BackgroundLoad, disturbed
 from scalebench.system.bounded_read import read_text
 from scalebench.system.parent_watch import start_forkserver
+from scalebench.training.loop import train
+from scalebench.training.reference_step import Gauge
+from scalebench.virtual.engine import Simulation
+from scalebench.virtual.virtual_clock import VirtualClock
 
-ENGINES_SHARE = 0.4  # of the time for a calibration
+_ENGINES_SHARE = 0.4  # of the time for a calibration
 Note = Callable[[str], None]
+_T = TypeVar("_T")
+_STEPS = 16  # of an epoch
+_BUDGET_S = 2.0  # of the processor, for each run
+_FEWEST_RUNS, _MOST_RUNS = 2, 100  # of a strategy
+_RUNS_S = 1.0
+_Found = dict[str, list[tuple[int, float]]]  # by operation: (multiple of the messages, seconds)
 
 
 def machine_for(
@@ -107,7 +133,7 @@ def _obtained(source: Source, request: Request, path: Path, note: Note) -> Calib
         case Measured():
             calibration = _measured(request, request.sizes(), source.before, request.study.calibration_budget_s, note)
             calibration.save(path)
-    return calibration if request.states_steps else with_operations(calibration, request, path, note)
+    return calibration if request.states_steps else _with_operations(calibration, request, path, note)
 
 
 def _copy(source: Given, request: Request, path: Path) -> None:
@@ -158,7 +184,7 @@ def calibrate(request: Request, path: Path, batches: Iterable[int], note: Note =
             kept = _measured(request, {size}, kept, each_s, note)
             kept.save(path)
     assert kept is not None
-    return kept if request.states_steps else with_operations(kept, request, path, note)
+    return kept if request.states_steps else _with_operations(kept, request, path, note)
 
 
 def _measured(
@@ -170,7 +196,7 @@ def _measured(
         engines = _engines_of(request, note)
         return Calibration(key=request.key, measured=request.measurement, tables=[], engines=engines)
     example = min(request.runs, key=lambda run: run.workers)
-    budget = Budget((1 - ENGINES_SHARE) * seconds, study.require_quiet)
+    budget = Budget((1 - _ENGINES_SHARE) * seconds, study.require_quiet)
     folder = request.folders[example.workers]
     measured = measure_steps(example, folder, set(sizes), request.most_busy, budget, request.device)
     if measured.imprecise:
@@ -199,7 +225,7 @@ def _engines_of(request: Request, note: Note) -> EngineCosts:
     A cluster with links of its own is charged by these.
     """
     between = request.cluster.name == THIS_MACHINE
-    seconds = ENGINES_SHARE * request.study.calibration_budget_s
+    seconds = _ENGINES_SHARE * request.study.calibration_budget_s
     with using(request.study.launcher):
         costs = measure_engines(request.placing, seconds, between_nodes=between, note=note)
     if any(carrier(run) == TASKS for run in request.runs):
@@ -215,7 +241,7 @@ def _engines_of(request: Request, note: Note) -> EngineCosts:
     return costs
 
 
-def with_operations(kept: Calibration, request: Request, path: Path, note: Note) -> Calibration:
+def _with_operations(kept: Calibration, request: Request, path: Path, note: Note) -> Calibration:
     """Add the operations of those strategies that `kept` lacks, measured now; of GPUs none, with a note."""
     lacking = request.without_operations(kept)
     if lacking and request.device == "cuda":
@@ -235,3 +261,86 @@ def with_operations(kept: Calibration, request: Request, path: Path, note: Note)
         keepable = {name: times for name, times in completed.operations.items() if name in own}
         KeptSteps(kept.key, request.runs[0]).keep(completed.model_copy(update={"operations": keepable}))
     return completed
+
+
+class _BudgetSpentError(RunError):
+    """End of the time for one strategy."""
+
+
+def _timed(operation: Callable[[], _T]) -> tuple[_T, float]:
+    """Return the result of `operation` and its processor seconds."""
+    began = time.thread_time()
+    result = operation()
+    return result, time.thread_time() - began
+
+
+class _MeasuringClock(VirtualClock):
+    """Virtual clock that adds the times of its strategy's operations to `found`."""
+
+    found: _Found
+    deadline: float
+
+    def execute(self, operation: Callable[..., _T], *arguments: object) -> _T:
+        if not self.running:
+            return operation(*arguments)
+        result, seconds = _timed(partial(operation, *arguments))
+        self.found[name_of(operation)].append((1, seconds))
+        if time.thread_time() > self.deadline:
+            raise _BudgetSpentError("measured long enough")
+        return result
+
+    def rehearse(self, operation: Callable[..., object], *arguments: object, times: int = 1) -> None:
+        if self.running:
+            _, seconds = _timed(partial(operation, *arguments))
+            self.found[name_of(operation)].append((times, seconds))
+
+
+def measure_operations(runs: Sequence[Run], datasets: dict[int, Dataset], machine: Machine) -> OperationTimes:
+    """Measure the operations of each strategy of `runs`, by strategy with options, at the speed of `machine`."""
+    smallest: dict[str, Run] = {}
+    for run in sorted((run for run in runs if run.workers > 1), key=lambda run: run.workers):
+        smallest.setdefault(str(run.strategy), run)
+    times: OperationTimes = {}
+    gauge = Gauge()
+    for name, run in smallest.items():
+        strategy = registry.create(run.strategy.name, run.strategy.options, "virtual")
+        if strategy.arithmetic(run.workers) is not None:  # only steps and averages of gradients
+            times[name] = {}
+            continue
+        until: Until[_Found] = Until(_RUNS_S, fewest=_FEWEST_RUNS, most=_MOST_RUNS)
+        rounds = quiet_rounds(partial(_played, run, datasets[run.workers], machine), gauge.seconds, until)
+        found: _Found = defaultdict(list)
+        for each in rounds:
+            factor = machine.reference_s / each.reference_s if machine.reference_s else 1.0
+            for operation, calls in each.found.items():
+                found[operation] += [(multiple, seconds * factor) for multiple, seconds in calls]
+        times[name] = {operation: _time(calls, run.workers) for operation, calls in sorted(found.items())}
+    return times
+
+
+def _played(run: Run, dataset: Dataset, machine: Machine) -> _Found:
+    """Play a few batches of an epoch, without evaluation, and return the times of the operations in it."""
+    simulation = Simulation(run, dataset, machine, _MeasuringClock)
+    count = simulation.mesh.data
+    size = simulation.plan.batch_size
+    rows = min(dataset.n_train, _STEPS * size * count)
+    simulation.dataset = replace(dataset, x_train=dataset.x_train[:rows], y_train=dataset.y_train[:rows])
+    simulation.plan = BatchPlan(rows, count, seed=run.seed, batch_per_worker=size)
+    replicas = [simulation.replica(rank) for rank in range(run.workers)]
+    found: _Found = defaultdict(list)
+    deadline = time.thread_time() + _BUDGET_S
+    for replica in replicas:
+        clock: Any = replica.clock
+        clock.found, clock.deadline = found, deadline
+    programs = {rank: partial(train, replica, simulation.strategy) for rank, replica in enumerate(replicas)}
+    with suppress(RunError):  # budget spent or diverged: the times so far are kept
+        simulation.scheduler.run(programs)
+    return found
+
+
+def _time(calls: list[tuple[int, float]], workers: int) -> OperationTime:
+    """Return the median, and the cost of each further message."""
+    once, twice = ([seconds for times, seconds in calls if times == multiple] for multiple in (1, 2))
+    whole = float(np.median(once))
+    each = max(0.0, float(np.median(twice)) - whole) / workers if twice else 0.0
+    return OperationTime(seconds=max(0.0, whole - each * (workers - 2)), per_member_s=each)

@@ -72,7 +72,7 @@ class Congestion(StrictModel):
     """Growth of transfers between nodes with their number m: seconds x (1 + per_doubling lg(m / 2)) from two nodes on.
 
     The form is linear in its parameter, so that it is fitted together with latency and bandwidth
-    (`cluster.fitting`), and grows slower beyond the measured nodes than a power of m.
+    (`cluster.link_fit`), and grows slower beyond the measured nodes than a power of m.
     """
 
     per_doubling: NonNegativeFloat = Field(description="growth with each doubling of the nodes, 0.1 is 10 %")

@@ -6,8 +6,8 @@ from dataclasses import replace
 
 import pytest
 
-from scalebench.calibration import operation_costs
-from scalebench.calibration.operation_costs import measure_operations
+from scalebench.calibration import charging
+from scalebench.calibration.charging import measure_operations
 from scalebench.pricing.machine import OperationTime, name_of
 
 TOPK = {"allreduce": {"compression": "topk"}}
@@ -42,7 +42,7 @@ def seconds(monkeypatch):
         doubled = name_of(operation) == "TopK._mean" and len(operation.args[0]) > 2
         return operation(), 2e-3 if doubled else 1e-3
 
-    monkeypatch.setattr(operation_costs, "measure", measured)
+    monkeypatch.setattr(charging, "_timed", measured)
 
 
 @pytest.mark.parametrize("name", OPERATIONS)
@@ -127,6 +127,6 @@ def test_server_is_busy_at_least_for_its_rule(play, machine):
 def test_measure_counts_processor_time():
     import time
 
-    result, taken = operation_costs.measure(lambda: time.sleep(0.05) or 7)
+    result, taken = charging.measure(lambda: time.sleep(0.05) or 7)
     assert result == 7
     assert taken < 0.02
