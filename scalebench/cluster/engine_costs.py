@@ -122,6 +122,7 @@ class EngineCost(BaseModel):
     @staticmethod
     def _last_slope(sizes: list[float], costs: list[float]) -> float:
         for size, cost in zip(reversed(sizes), reversed(costs), strict=True):
+            # Sizes nearer to each other would give the slope of their noise.
             if 0 < size * 2 <= sizes[-1]:
                 return (costs[-1] - cost) / (sizes[-1] - size)
         return costs[-1] / sizes[-1] if sizes[-1] else 0.0

@@ -242,6 +242,7 @@ def _fit_pieces(
     def whole(free: Array) -> Array:
         return np.append(free, 0.0) if fixed else free
 
+    # A start from the measured extremes; the bounds only keep the parameters finite.
     quickest = min(row.seconds for row in rows)
     rate = min((row.seconds / row.nbytes for row in rows if row.nbytes > 0), default=1e-9)
     start = [math.log(quickest / 10), math.log(rate)] * len(limits) + ([] if fixed else [0.01])
@@ -306,6 +307,7 @@ def _parameters_of(fit: LinkFit) -> Array:
 
 def _gradient(logs: Callable[[Array], Array], parameters: Array) -> Array:
     step = 1e-6
+    # By differences: the model is a function of a handful of parameters.
     columns: list[Any] = []
     for position in range(len(parameters)):
         moved = parameters.copy()
@@ -318,5 +320,6 @@ def _aicc(residuals: Array, parameters: int) -> float:
     n = len(residuals)
     if n <= parameters + 1:
         return math.inf if parameters > 3 else 0.0
+    # An exact fit has no logarithm.
     spread = max(float(residuals @ residuals) / n, 1e-12)
     return n * math.log(spread) + 2 * parameters * n / (n - parameters - 1)

@@ -96,7 +96,12 @@ def place(group: Members, ranks_per_node: int) -> Placement:
             head = -(-((first + 1) * ranks_per_node - group[0]) // step)  # on the first node, if there are others
             tail = (group[-1] - last * ranks_per_node) // step + 1
             between = last - first
-            fullest = len(group) if not between else max(head, tail) if between == 1 else whole
+            if between == 0:
+                fullest = len(group)
+            elif between == 1:
+                fullest = max(head, tail)
+            else:  # a node between the first and the last is full
+                fullest = whole
             return Placement(range(first, last + 1), fullest)
     nodes, counts = np.unique(np.asarray(group, dtype=np.int64) // ranks_per_node, return_counts=True)
     return Placement(nodes, int(counts.max()))

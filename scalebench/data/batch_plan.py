@@ -89,11 +89,13 @@ class BatchPlan:
                 raise DataError("balance: speed sizes blocks for their workers; use shuffle: in_block, none or global")
             self._dealt = DsTensor(self._dealt.array, sizes_by_speed(n, self.blocks, speeds or [1.0] * workers))
         self._pairs = PairwiseRounds(self._dealt.array, self._dealt.block_sizes, lambda epoch: self._rng(_PAIRS, epoch))
+        # Caches of this plan alone: as decorators they would be shared by all plans, and keep them alive.
         self._layout = lru_cache(_EPOCHS_KEPT)(self._lay_out)
         self._sizes = lru_cache(_EPOCHS_KEPT)(self._shard_sizes)
         self._owners = lru_cache(_EPOCHS_KEPT)(self._find_owners)
         self._sizes_of_batches = lru_cache(_EPOCHS_KEPT)(self._cut_shards)
         self._batches = lru_cache(_EPOCHS_KEPT * workers)(self._cut_shard)
+        # Whether steps follow from the samples of all workers, or from those of the largest shard.
         self._in_all = batch_global is not None or rule.by_speed
         self._balanced = rule.by_speed
         self._batch = self._settle_batch(batch_per_worker, batch_global)
@@ -141,6 +143,7 @@ class BatchPlan:
         rows = np.concatenate([layout.rows.block(int(k)) for k in chain])
         if self.shuffle in ("in_block", "rotate_blocks"):
             position = np.repeat(np.arange(len(chain)), layout.rows.block_sizes[chain])
+            # A random number below 1 behind the place of the block: samples are permuted inside their block.
             key = position + self._rng(_IN_BLOCK, epoch, worker).random(len(rows))
             rows = rows[np.argsort(key, kind="stable")]
         return rows
@@ -205,6 +208,7 @@ class BatchPlan:
     def _cut_shards(self, epoch: int) -> Ints:
         steps = self.steps(epoch)
         whole, rest = np.divmod(self.shard_sizes(epoch), steps)
+        # The first batches have the sample that is left over, as in `cut`.
         sizes = whole[:, None] + (np.arange(steps) < rest[:, None])
         sizes.flags.writeable = False
         return sizes
@@ -213,6 +217,7 @@ class BatchPlan:
         sizes = self.batch_sizes(epoch)
         weights = sizes[worker] * self.workers / sizes.sum(axis=0)
         bounds = self.bounds(epoch, worker)
+        # The batch in which a block starts.
         firsts = np.searchsorted(bounds, self.block_starts(epoch, worker), side="right") - 1
         return Batches(sizes[worker].tolist(), weights.tolist(), frozenset(firsts.tolist()))
 
@@ -375,6 +380,7 @@ class Dirichlet(Partition):
                 share.append(part)
         dealt: list[Ints] = [np.empty(0, np.int64)] * blocks
         for worker, share in enumerate(shares):
+            # Permuted once more: the rows of a class lie together, and would fill a block.
             own = rng.permutation(np.concatenate(share))
             mine = range(worker, blocks, workers)
             if len(own) < len(mine):
@@ -399,6 +405,7 @@ def sizes_by_speed(n: int, blocks: int, speeds: Sequence[float]) -> list[int]:
     workers = len(speeds)
     exact = n * np.asarray(speeds, dtype=np.float64) / sum(speeds)
     shares = np.floor(exact).astype(np.int64)
+    # Largest remainders: one row more where most was rounded off.
     shares[np.argsort(shares - exact, kind="stable")[: n - shares.sum()]] += 1
     sizes = [0] * blocks
     for worker, share in enumerate(shares.tolist()):

@@ -63,27 +63,31 @@ def notes_on(arrays: Arrays) -> list[str]:
     notes = []
     if arrays.task == "classification":
         notes += _empty_classes(arrays.y_train, arrays.y_test, arrays.outputs)
+    # Digests in place of samples: a data set may be larger than memory.
     known = set(_digests(arrays.x_train, arrays.y_train))
-    if repeated := sum(digest in known for digest in _digests(arrays.x_test, arrays.y_test)):
-        notes.append(
-            f"{repeated} of {counted(len(arrays.x_test), 'test sample')} {'is a' if repeated == 1 else 'are'} training "
-            f"sample{'s' * (repeated > 1)} too, with the same features and target: their metric shows memory"
-        )
+    repeated = sum(digest in known for digest in _digests(arrays.x_test, arrays.y_test))
+    if repeated:
+        are = "is a training sample" if repeated == 1 else "are training samples"
+        tested = counted(len(arrays.x_test), "test sample")
+        notes.append(f"{repeated} of {tested} {are} too, with the same features and target: their metric shows memory")
     return notes
 
 
 def _empty_classes(y_train: NDArray[Any], y_test: NDArray[Any], outputs: int) -> list[str]:
     """Return a note on the classes that no training sample has, if any; `check` refuses labels that are no class."""
-    in_training, in_test = (set(np.unique(y).tolist()) for y in (y_train, y_test))
-    if empty := sorted(set(range(outputs)) - in_training):
-        shown = ", ".join(map(str, empty[:_SHOWN])) + ", ..." * (len(empty) > _SHOWN)
-        tested = len(in_test & set(empty))
-        return [
-            f"{len(empty)} of {outputs} classes ({shown}) {'has' if len(empty) == 1 else 'have'} no training sample"
-            + f", and {tested} of these {'has' if tested == 1 else 'have'} test samples" * bool(tested)
-            + ": outputs that are never trained; number the classes 0, 1, ... without gaps"
-        ]
-    return []
+    in_training = set(np.unique(y_train).tolist())
+    in_test = set(np.unique(y_test).tolist())
+    empty = sorted(set(range(outputs)) - in_training)
+    if not empty:
+        return []
+    shown = ", ".join(map(str, empty[:_SHOWN]))
+    if len(empty) > _SHOWN:
+        shown += ", ..."
+    note = f"{len(empty)} of {outputs} classes ({shown}) {'has' if len(empty) == 1 else 'have'} no training sample"
+    tested = len(in_test & set(empty))
+    if tested:
+        note += f", and {tested} of these {'has' if tested == 1 else 'have'} test samples"
+    return [f"{note}: outputs that are never trained; number the classes 0, 1, ... without gaps"]
 
 
 def _digests(x: NDArray[Any], y: NDArray[Any]) -> Iterator[bytes]:
@@ -153,6 +157,7 @@ def hold_out(n: int, fraction: float, seed: int, labels: NDArray[Any] | None = N
         test = rng.permutation(n)[:size]
     else:
         classes, counts = np.unique(labels, return_counts=True)
+        # Largest remainders: rounded down first, then one more where most was cut off.
         shares = counts * (size / n)
         takes = np.floor(shares).astype(np.int64)
         takes[np.argsort(takes - shares, kind="stable")[: size - int(takes.sum())]] += 1

@@ -102,6 +102,7 @@ def _cached(builder: DatasetBuilder, key: str, make: Callable[[Allocate], Arrays
         return folder
     try:
         cache.mkdir(parents=True, exist_ok=True)
+        # Beside its final place: a rename works within one file system only.
         building = Path(tempfile.mkdtemp(prefix=".building-", dir=cache))
         try:
             _build(builder, make, building)
@@ -119,6 +120,7 @@ def _cached(builder: DatasetBuilder, key: str, make: Callable[[Allocate], Arrays
 def _key(builder: DatasetBuilder, files: list[Path]) -> str:
     """Return a hash of everything that determines the arrays; files count by size and time."""
     stats = [(str(path.resolve()), path.stat().st_size, path.stat().st_mtime_ns) for path in files]
+    # Another version may read the same files otherwise.
     versions = [__version__, version("scikit-learn")]  # of the packages that make arrays
     facts = [FORMAT_VERSION, builder.name, builder.model_dump(mode="json"), versions, stats]
     return hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()[:16]
@@ -144,10 +146,12 @@ def _build(builder: DatasetBuilder, make: Callable[[Allocate], Arrays], folder: 
     for name, array in named.items():
         path = folder / f"{name}.npy"
         if path.exists():
+            # The builder asked for it by `allocate`, and has filled it in place.
             assert isinstance(array, np.memmap)
             array.flush()
         else:
             np.save(path, array, allow_pickle=False)
+        # Equal bytes of another shape or dtype are other data.
         digest.update(f"{name} {array.dtype.str} {array.shape}".encode())
         rows = max(1, _HASH_BYTES // max(1, array[:1].nbytes))
         for start in range(0, len(array), rows):
@@ -167,10 +171,12 @@ def _build(builder: DatasetBuilder, make: Callable[[Allocate], Arrays], folder: 
 
 def _publish(building: Path, folder: Path) -> None:
     """Rename the finished folder, unless another process has already provided it."""
+    # mkdtemp makes a folder for one user, and a cache may be shared.
     building.chmod(0o755)
     try:
         building.rename(folder)
     except OSError:
+        # It is there: another process was faster.
         if not folder.exists():
             raise
         if not _is_whole(folder):

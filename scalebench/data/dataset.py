@@ -73,6 +73,7 @@ def open_dataset(folder: Path) -> Dataset:
     folder = Path(folder)
     try:
         meta = json.loads((folder / META).read_text())
+        # Without pickled objects: no file in the cache can execute code.
         arrays = {name: np.load(folder / f"{name}.npy", mmap_mode="r", allow_pickle=False) for name in ARRAY_NAMES}
         if (meta["format"], meta["arrays"]) != (FORMAT_VERSION, shapes_of(arrays)):
             raise ValueError(f"its format or arrays are not those of {META}")

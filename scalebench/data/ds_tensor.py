@@ -68,6 +68,7 @@ class DsTensor:
             shape = (int(sizes.sum()), *array.shape[1:])
             return {"shape": shape, "dtype": self._among.written(array.dtype), "grid": grid, "blocks": sizes.tolist()}
 
+        # All ranks compare what they made, and fail together: none waits for one that gave up.
         self._hold(*self._among.agreed(made, described))
 
     @classmethod
@@ -242,6 +243,7 @@ class DsTensor:
         if isinstance(self._among, SingleProcess):
             return source if isinstance(source, np.ndarray) else np.asarray(source[()])
         ends = np.cumsum(sizes)
+        # Only blocks of this rank are read: the file may be larger than its memory.
         here = slice(self._among.rank, None, self._among.size)
         found = np.empty((int(sizes[here].sum()), *source.shape[1:]), dtype=source.dtype)
         begin = 0
@@ -259,6 +261,7 @@ class DsTensor:
 
     def _like(self, array: NDArray[Any], sizes: Ints, grid: Grid) -> DsTensor:
         """Return a tensor over the same ranks with the rows `array` on this rank."""
+        # Without __init__, which would compare the ranks again.
         tensor = DsTensor.__new__(DsTensor)
         tensor.comm, tensor._among = self.comm, self._among
         tensor._hold(array, sizes, grid)

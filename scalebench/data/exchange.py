@@ -41,11 +41,13 @@ def moved(
     import torch
 
     before, after = owners
+    # A plan returns the same array while no row moves, which is the case in most epochs.
     if before is not after and not np.array_equal(before, after):
         assert exchange is not None, "rows move: an exchange is needed"
         held = np.argsort(rows, kind="stable")
         departures = _by_holder(held, after[rows[held]], holders)
         parts = [torch.cat(exchange([_pick(part, leaving) for leaving in departures])) for part in parts]
+        # What arrived is in order of the senders, and of each in ascending row number.
         ascending = np.sort(wanted)
         rows = ascending[np.argsort(before[ascending], kind="stable")]
     return reordered(parts, rows, wanted)
@@ -68,6 +70,7 @@ def fetched(part: Tensor, rows: Ints, wanted: Ints, owners: Ints, holders: int, 
     """
     import torch
 
+    # Each row travels once, however often it is wanted.
     needed = np.unique(wanted)
     requests = _by_holder(needed, owners[needed], holders)
     asked = exchange([torch.from_numpy(request) for request in requests])
@@ -108,6 +111,7 @@ class SingleProcess:
         """Return a copy of the rows `wanted` in that order. A file is read once, front to back."""
         if not isinstance(array, np.memmap) or len(wanted) < 2:
             return np.asarray(array[wanted])
+        # A file is read front to back, whatever the order of the request.
         ascending = np.argsort(wanted, kind="stable")
         found = np.empty((len(wanted), *array.shape[1:]), dtype=array.dtype)
         found[ascending] = array[wanted[ascending]]
@@ -178,6 +182,7 @@ class Ranks:
         failure: Exception | None = None
         try:
             made = make()
+            # Literals in place of pickles: no rank executes what another sends.
             text = repr((describe(made), None))
         except Exception as error:  # raised below, when the others know: they wait in the exchange
             failure = error

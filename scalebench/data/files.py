@@ -87,6 +87,7 @@ def read_bytes(path: Path) -> bytes:
     try:
         if path.suffix == ".gz":
             with gzip.open(path) as file:
+                # One byte more than allowed shows that there are more.
                 content = file.read(_MOST_BYTES + 1)
         else:
             content = bounded_read.read_bytes(path, _MOST_BYTES)
@@ -160,6 +161,7 @@ def open_hdf5(path: Path, key: str) -> Source:
             known: list[str] = []
             file.visititems(lambda name, item: known.append(name) if isinstance(item, h5py.Dataset) else None)
             raise DataError(f"{path}: no data set {key!r}; it holds {', '.join(known) or 'none'}")
+        # A contiguous data set lies in the file as an array does, from its offset on.
         offset = found.id.get_offset()
         plain = offset is not None and not found.external and found.dtype.kind in "biufc" and found.size
         return np.memmap(path, dtype=found.dtype, mode="r", offset=offset, shape=found.shape) if plain else found

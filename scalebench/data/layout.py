@@ -60,6 +60,7 @@ def _is_count(value: Any) -> TypeGuard[int]:
 def _mix_in_groups(rows: Ints, group: Ints, rng: np.random.Generator) -> Ints:
     """Permute `rows` (n,) among the places of the same `group` (n,)."""
     mixed = np.empty_like(rows)
+    # By group, then by a random number: the places of a group get its rows in random order.
     mixed[np.argsort(group, kind="stable")] = rows[np.lexsort((rng.random(len(rows)), group))]
     return mixed
 
@@ -106,6 +107,7 @@ class PairwiseRounds:
         rows = self._kept[done]
         for number in range(done + 1, round_ + 1):
             rows = self._kept[number] = mix_pairs(rows, self._sizes, self._rng(number))
+            # The first, rows without a round, stays: any round can be computed from it.
             for old in sorted(self._kept)[1:-_ROUNDS_KEPT]:
                 del self._kept[old]
         return rows

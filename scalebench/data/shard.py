@@ -66,6 +66,7 @@ class Shard:
             self._x = self._load(self._x_all, rows, self._dtype)
             self._y = self._load(self._y_all, rows, self._y_dtype)
         else:
+            # From the second epoch on rows come from other workers, not from the data set.
             owners = self._plan.owners(self._epoch), self._plan.owners(epoch)
             self._x, self._y = moved([self._x, self._y], self._rows, rows, owners, self._plan.workers, exchange)
         self._rows, self._epoch = rows, epoch

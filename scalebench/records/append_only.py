@@ -90,6 +90,7 @@ class AppendOnlyTable:
     def set_aside_tail(self, start: int) -> None:
         """Move the bytes from offset `start` to `<path>.partial`."""
         try:
+            # First the copy, then the cut: a crash in between loses no row.
             tail = self._read_from(start)
             with open_own(self.path.with_name(self.path.name + ".partial"), "ab") as partial:
                 partial.write(tail if tail.endswith(b"\n") else tail + b"\n")
@@ -135,6 +136,7 @@ class AppendOnlyTable:
     def _write(self, data: bytes) -> int:
         before = os.fstat(self._file.fileno()).st_size
         try:
+            # A raw file may write less than it is given.
             view = memoryview(data)
             while view:
                 view = view[self._file.write(view) :]

@@ -173,6 +173,7 @@ def redactor(
         shown.append((_word(node), "<host>"))
 
     def hide(text: str) -> str:
+        # Secrets first: a user name that is replaced inside one would leave the rest of it readable.
         for pattern in secrets:
             text = re.sub(pattern, _MASK, text)
         text = mask_assigned(mask(text)) if short else mask(text)

@@ -60,6 +60,7 @@ def read_table(path: Path, row_type: type[BaseModel]) -> pd.DataFrame:
     if not header:
         raise ResultsError(f"{path} is empty; expected a header line")
     table = parts[0] if len(parts) == 1 else pd.concat(parts)
+    # A table of a million rows is then in memory once.
     del parts
     if row_type is RunRow:
         check_version(path, set(map(str, table["schema_version"].unique())))
@@ -86,6 +87,7 @@ def _rows(path: Path, data: bytes, header: Sequence[str], row_type: type[BaseMod
     kind_of = kinds(row_type)
     try:
         try:
+            # By kind, which is fast; a damaged table is read again as text, to name the cell.
             table = _parse(data, {name: _DTYPES[kind] for name, kind in kind_of.items()})
         except (ValueError, TypeError, OverflowError, RuntimeWarning) as error:
             text = _parse(data, dict.fromkeys(header, TEXT))

@@ -25,6 +25,7 @@ def rows_of(
     strategy = registry.create(run.strategy.name, run.strategy.options, run.engine)
     train_s = max((worker.train_s for worker in workers), default=None)
     evaluations = sorted(outcome.evaluations, key=lambda evaluation: evaluation.elapsed_s)
+    # Ranks that miss their pace are oversubscribed, whatever the number of cores.
     overrun = _mean(worker.paced_overrun for worker in workers)
     measured: dict[str, Any] = {
         "attempt": attempt,

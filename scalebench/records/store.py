@@ -64,6 +64,7 @@ class Store:
         foreign = [row for row in epochs if (row.run_id, row.attempt) != (run.run_id, run.attempt)]
         if foreign:
             raise ValueError(f"epoch rows of {foreign[0].run_id!r} given with run {run.run_id!r}")
+        # The run row comes last: it commits the epochs.
         before = self._epochs.append(epochs)
         try:
             self._runs.append([run])

@@ -154,6 +154,7 @@ def jitter_source(kind: JitterKind, sigma: float, *, seed: int, worker: int, mea
     sample = np.asarray(measured, dtype=np.float64)
 
     def chunk(index: int) -> Floats:
+        # A generator with a counter: any chunk is drawn without those before it. Keys differ up to a million workers.
         random = np.random.Generator(np.random.Philox(key=[(seed << 20) ^ worker, index]))
         if kind == "normal":
             drawn = random.standard_normal(2 * _CHUNK)  # 0.3 % are truncated

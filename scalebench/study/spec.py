@@ -245,6 +245,7 @@ class Training(StrictModel):
         if self.batch_per_worker is not None and self.batch_global is not None:
             raise ValueError("give batch_per_worker or batch_global, not both")
         if self.batch_per_worker is None and self.batch_global is None:
+            # A frozen model, which is still being made.
             object.__setattr__(self, "batch_per_worker", 16)
         return self
 
@@ -369,6 +370,7 @@ class Study(Training):
         if self.until is not None:
             if "repetitions" in self.model_fields_set:
                 raise ValueError("give repetitions or until, not both; until.at_least is the fewest runs of each point")
+            # A frozen model, which is still being made.
             object.__setattr__(self, "repetitions", self.until.at_least)
         return self
 

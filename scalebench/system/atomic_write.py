@@ -45,6 +45,7 @@ def atomic_file(path: Path) -> Iterator[TextIO]:
             yield file
             file.flush()
             os.fsync(file.fileno())
+            # Synced before it gets the name: after a crash the file is the old or the new one, and whole.
             fresh.replace(path)
         except BaseException:
             fresh.unlink(missing_ok=True)

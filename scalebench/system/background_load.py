@@ -49,6 +49,7 @@ class BackgroundLoad:
     def cores(self) -> float:
         """Return the mean number of cores used by others; 0 if the system does not report it."""
         elapsed = time.perf_counter() - self._began
+        # The kernel counts whole ticks, so that the difference may be slightly negative.
         others = (_busy_s(self._cores) - self._busy) - (self._taken() - self._own)
         return max(0.0, others / elapsed)
 

@@ -24,6 +24,7 @@ class Generator(NamedTuple):
 
 def worker_seed(seed: int, rank: int) -> int:
     """Return the seed of a worker's generators in a run of `seed`."""
+    # Distinct for all seeds, up to a million workers.
     return (seed * 1_000_003 + rank + 1) % (1 << 63)
 
 

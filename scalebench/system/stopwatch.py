@@ -82,6 +82,7 @@ def typical(values: Sequence[float]) -> Typical:
     middle = float(np.median(x))
     if len(x) < FEWEST or middle <= 0:
         return Typical(middle, math.inf, len(x))
+    # 1.96 standard deviations, sqrt(n) / 2 each, of the number of values below the median.
     reach = 0.98 * math.sqrt(len(x))
     low = x[max(0, math.floor(len(x) / 2 - reach))]
     high = x[min(len(x) - 1, math.ceil(len(x) / 2 + reach))]
