@@ -204,6 +204,7 @@ def _measured(
     on_gpu = request.device == "cuda"  # its steps do not follow the speed of a core, and NCCL is charged by the links
     reference_s = None if on_gpu else measured.reference_s
     if before is not None:
+        # The machine may be faster or slower now than when the earlier steps were measured.
         factor = before.reference_s / reference_s if before.reference_s and reference_s else 1.0
         found = before.with_tables([table.scaled(factor) for table in measured.tables])
     else:
@@ -298,6 +299,7 @@ class _MeasuringClock(VirtualClock):
 def measure_operations(runs: Sequence[Run], datasets: dict[int, Dataset], machine: Machine) -> OperationTimes:
     """Measure the operations of each strategy of `runs`, by strategy with options, at the speed of `machine`."""
     smallest: dict[str, Run] = {}
+    # The smallest count takes the least time, and the cost of each further worker is measured apart.
     for run in sorted((run for run in runs if run.workers > 1), key=lambda run: run.workers):
         smallest.setdefault(str(run.strategy), run)
     times: OperationTimes = {}
@@ -324,6 +326,7 @@ def _played(run: Run, dataset: Dataset, machine: Machine) -> _Found:
     count = simulation.mesh.data
     size = simulation.plan.batch_size
     rows = min(dataset.n_train, _STEPS * size * count)
+    # A few batches for each worker: as many rows as these need.
     simulation.dataset = replace(dataset, x_train=dataset.x_train[:rows], y_train=dataset.y_train[:rows])
     simulation.plan = BatchPlan(rows, count, seed=run.seed, batch_per_worker=size)
     replicas = [simulation.replica(rank) for rank in range(run.workers)]

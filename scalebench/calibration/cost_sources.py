@@ -224,6 +224,7 @@ class KeptSteps:
     """
 
     def __init__(self, key: str, run: Run) -> None:
+        # Another version of scalebench may compute a step otherwise.
         name = hashlib.sha256(f"{__version__} {key} {run.model_sha256}".encode()).hexdigest()[:16]
         self._threads = run.threads_per_worker
         self._path = cache_folder("steps") / f"{name}.json"

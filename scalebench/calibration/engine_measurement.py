@@ -83,6 +83,7 @@ def measure_engine_costs(
     for name in names:
         engines.require(name)
     source = _source()
+    # Costs are those of machine and versions, not of a study: one measurement serves all.
     path = cache_dir / "engine-costs" / f"{_key(names, source)}.json"
     if path.exists():
         return EngineCosts.load(path)

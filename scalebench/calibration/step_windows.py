@@ -221,6 +221,7 @@ class Rounds:
         """Time a window of reference steps and `steps`, both after untimed steps if `warm`."""
         clock: LapClock = self._replica.clock
         self._stopwatch.start()
+        # Two kinds of steps side by side: their ratio does not depend on the speed of this moment.
         self._gauge.steps(_STEPS if warm else 1)  # reading the counters evicts caches
         moments = [time.thread_time()]
         reference_s = self._gauge.steps(_STEPS)
@@ -254,6 +255,7 @@ def single_replica(run: Run, dataset: Any, size: int, device: torch.device) -> A
     from scalebench.data.batch_plan import BatchPlan
     from scalebench.training.replica import Replica
 
+    # At most 256 batches: many processes hold them at once.
     rows = min(dataset.n_train, max(size, 256 * size))
     rows -= rows % size
     part = replace(dataset, x_train=dataset.x_train[:rows], y_train=dataset.y_train[:rows])

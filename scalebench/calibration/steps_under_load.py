@@ -105,6 +105,7 @@ def measure_windows(
         expected = sum(len(batch_sizes) * load for load in loads)
         while len(found) < expected:
             if results.empty():
+                # Without a look at them, a process that died would be waited for without end.
                 if any(process.exitcode not in (None, 0) for process in processes):
                     raise RunError("calibration: a measuring process ended before its time; see its message above")
                 time.sleep(0.005)
@@ -219,6 +220,7 @@ def step_tables(
                 f"{disturbed} could not be measured: other programs took the cores in every window; run it on a "
                 "quieter machine, or leave out --require-quiet"
             )
+        # Workers of one node slow one another down, by shared caches and memory.
         slower = _slower_together(own, by_processor=bool(disturbed))
         table, wide = _table(own, load, reference_s * slower, others, disturbed=bool(disturbed))
         tables.append(table)

@@ -100,8 +100,11 @@ class Links(StrictModel):
 
     def bandwidth_between(self, nodes: Collection[int]) -> float:
         """Return the bandwidth (bytes/s) of the slowest card of `nodes` and the slowest path between them."""
-        factors = [factor for ends, factor in self.slow.items() if all(int(node) in nodes for node in ends.split("-"))]
-        return self.inter.bandwidth_bytes_per_s / max(factors, default=1.0)
+        slowest = 1.0
+        for ends, factor in self.slow.items():
+            if all(int(node) in nodes for node in ends.split("-")):
+                slowest = max(slowest, factor)
+        return self.inter.bandwidth_bytes_per_s / slowest
 
     def total_bandwidth(self, nodes: Collection[int]) -> float:
         """Return the sum of the bandwidths (bytes/s) of one card of each of `nodes`."""

@@ -131,14 +131,14 @@ def fit_engine(engines: EngineCosts, engine: str, *, inside: bool = False) -> Li
     One latency and one bandwidth for all sizes; nodes count with one rank each. None where fewer than three collectives
     were measured.
     """
-    rows = tuple(
-        Transfer(entry.ranks, entry.nodes, nbytes, seconds)
-        for entry in engines.entries
-        if entry.engine == engine and (entry.nodes == 1 if inside else entry.ranks == entry.nodes > 1)
-        for nbytes, seconds in entry.points
-        if seconds > 0
-    )
-    return _fit_nearest(rows) if len(rows) >= _FEWEST else None
+    rows = []
+    for entry in engines.entries:
+        of_links = entry.nodes == 1 if inside else entry.ranks == entry.nodes > 1
+        if entry.engine == engine and of_links:
+            rows += [
+                Transfer(entry.ranks, entry.nodes, nbytes, seconds) for nbytes, seconds in entry.points if seconds > 0
+            ]
+    return _fit_nearest(tuple(rows)) if len(rows) >= _FEWEST else None
 
 
 @lru_cache(maxsize=64)

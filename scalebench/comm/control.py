@@ -109,6 +109,7 @@ class StoreGroup:
 
     def _collected(self) -> list[Any]:
         """Collect all values on rank 0. Each rank that has begun this operation has read the answer of the last one."""
+        # Keys are deleted once they were read, or the store would grow with each barrier of a run.
         places = [self._place(rank) for rank in range(1, self.size)]
         values = [self._value, *map(self._opened, self._store.multi_get(places) if places else ())]
         for place in (*places, self._place("all", self._operations - 1)):
@@ -119,6 +120,7 @@ class StoreGroup:
         return f"{self._name}/{operation or self._operations}/{of}"
 
     def _put(self, place: str, value: Any) -> None:
+        # Pickled, as mpi4py does, so that both forms of control carry the same objects.
         content = pickle.dumps(value)
         self._store.set(place, self._signature(content) + content)
 

@@ -91,6 +91,7 @@ class Counters:
     def carried(self, nbytes: int, among: int | None = None, calls: int | None = None) -> None:
         clock, members = self.clock, among or self.size
         came = clock.mark
+        # The library worked among consecutive ranks, so that slow links are those between these.
         first = self.rank // members * members
         self.linger(Operation(Kind.ALLREDUCE, nbytes, self.members[first : first + members]))
         clock.did(Task.COMM)
@@ -118,6 +119,7 @@ class Counters:
         return self.slow_links.adds(operation)
 
     def _add(self, collectives: int, nbytes: int, calls: int | None) -> None:
+        # Those that it was split from count the same bytes.
         comm: Counters | None = self
         while comm is not None:
             comm.collectives += collectives

@@ -57,6 +57,7 @@ class MpiCommunicator(NativeCommunicator):
         key = (tensor.data_ptr(), tensor.numel(), tensor.dtype)
         spec = self._specs.get(key)
         if spec is None:
+            # Buffers of new tensors, as of shuffled rows, would fill the memory of a long run.
             if len(self._specs) >= _REMEMBERED:
                 self._specs.clear()
             memory = MPI.buffer.fromaddress(key[0], key[1] * tensor.element_size())
@@ -82,11 +83,13 @@ class MpiCommunicator(NativeCommunicator):
             tensor.copy_(_combine(every, op))
             return
         self.called(1)
+        # Rounded up: the last chunks are filled up with zeros.
         chunk = -(-tensor.numel() // self.size)
         sent = torch.zeros(self.size * chunk, dtype=tensor.dtype)
         sent[: tensor.numel()] = tensor.view(-1)
         received = torch.empty_like(sent)
         self.mpi.Alltoall(self._split_buffer(sent, chunk), self._split_buffer(received, chunk))
+        # Added in float32 and rounded once, so that the error does not grow with the ranks.
         mine = _combine(received.view(self.size, chunk), op).contiguous()
         self.mpi.Allgather(self._buffer(mine), self._split_buffer(sent, chunk))
         tensor.view(-1).copy_(sent[: tensor.numel()])

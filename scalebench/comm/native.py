@@ -144,6 +144,7 @@ class NativeCommunicator(Counters, ABC):
     def alltoallv(self, tensors: Sequence[Tensor]) -> list[Tensor]:
         if len(tensors) != self.size:
             raise ValueError(f"alltoallv wants {self.size} tensors, one per rank; got {len(tensors)}")
+        # What it receives is known only afterwards, and may be more.
         operation = self.operation(Kind.ALLTOALL, self._of_others(tensors))
         self._enter(operation)
         received = self._alltoallv(tensors)
@@ -180,6 +181,7 @@ class NativeCommunicator(Counters, ABC):
         clock = self.clock
         clock.did(Task.OTHER)
         began = clock.mark
+        # MPI and gloo have no receive that adds.
         target = torch.empty_like(tensor) if add else tensor
         self._recv(target, source, tag)
         if add:
@@ -192,6 +194,7 @@ class NativeCommunicator(Counters, ABC):
             self.event_log.received[mail].extend((began, clock.mark))
 
     def merge_(self, tensor: Tensor, merge: Callable[[Tensor, Tensor], None]) -> None:
+        # Recursive doubling: partners differ in one bit of their ranks, the lowest first.
         lower, stride = torch.empty_like(tensor), 1
         while stride < self.size:
             partner = self.rank ^ stride
@@ -200,6 +203,7 @@ class NativeCommunicator(Counters, ABC):
                 self.recv_(tensor, partner)
             else:
                 self.recv_(lower, partner)
+                # The higher partner merges for both, so that both hold the same bits.
                 merge(lower, tensor)
                 self.send(lower, partner)
                 tensor.copy_(lower)
@@ -209,6 +213,7 @@ class NativeCommunicator(Counters, ABC):
         if self.rank != root:
             self._send(tensor, root, LINEAR)
             return
+        # The sum begins with the part of rank 0: another root keeps its own until its turn.
         mine = tensor.clone() if root else tensor
         coming = torch.empty_like(tensor)
         for rank in range(self.size):
@@ -363,6 +368,7 @@ class InFlight:
         clock = self._clock
         clock.did(Task.OTHER)
         since = clock.mark
+        # What is done already was hidden by compute, and so is the delay of slow links, from its begin on.
         was_done = self._raw.done()
         self._raw.wait()
         if self._slowed:

@@ -115,12 +115,14 @@ class SimulatedCommunicator(ABC, Generic[_Begun]):
         self, tensor: Tensor, op: str, weight: float | None, wire: str | None, *, blocking: bool = True
     ) -> _Begun:
         if wire is not None and self.size > 1:
+            # Real communicators cast on both sides of the wire, which takes time.
             self.clock.rehearse(there_and_back, tensor, wire)
             self.clock.charge(there_and_back)
 
         def effect(payloads: list[Any]) -> None:
             tensors = [payload[0] for payload in payloads]
             result = reduce_tensors(tensors, op, [payload[1] for payload in payloads], wire)
+            # One call for all workers: a thousand small copies would take longer than the sum.
             torch._foreach_copy_(tensors, [result] * len(tensors))
 
         operation = self.operation(Kind.ALLREDUCE, wire_bytes(tensor, wire))
@@ -164,6 +166,7 @@ class SimulatedCommunicator(ABC, Generic[_Begun]):
         self._carry_out(self.operation(Kind.BROADCAST, tensor.nbytes, root, linear), "broadcast", tensor, effect)
 
     def allgather(self, tensor: Tensor) -> list[Tensor]:
+        # A copy, as the sender may change its tensor while others still read what it sent.
         begun = self._carry_out(self.operation(Kind.ALLGATHER, tensor.nbytes), "allgather", tensor.clone())
         return [tensor] * self.size if begun.payloads is None else list(begun.payloads)
 
@@ -212,6 +215,7 @@ class SimulatedCommunicator(ABC, Generic[_Begun]):
     def _tally(self, collectives: int, nbytes: int) -> None:
         if not self.clock.running or self.size == 1:
             return
+        # Those that it was split from count the same bytes.
         comm: SimulatedCommunicator[_Begun] | None = self
         while comm is not None:
             comm.collectives += collectives
@@ -298,6 +302,7 @@ def reduce_tensors(
         for tensor in tensors[1:]:
             result = _ELEMENTWISE[op](result, tensor)
         return result
+    # Added in the order of the ranks, so that the sum does not depend on who came first.
     result = _contribution(tensors[0], weights[0], wire).clone()
     for tensor, weight in zip(tensors[1:], weights[1:], strict=True):
         result.add_(_contribution(tensor, weight, wire))

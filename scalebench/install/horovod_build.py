@@ -235,6 +235,7 @@ def store_wheel(wheel: Path, folder: Path) -> Path:
     """
     try:
         folder.mkdir(parents=True, exist_ok=True)
+        # Under another name first: a wheel that is there is whole, also after a kill.
         part = folder / f".{wheel.name}.{os.getpid()}"
         shutil.copyfile(wheel, part)
         return part.replace(folder / wheel.name)
@@ -315,6 +316,7 @@ def find_toolchain() -> Toolchain:
     spec = find_spec("torch")
     if spec is None or spec.origin is None:
         raise EngineError("Horovod is built against PyTorch, which is not installed; run: pip install torch")
+    # Importing torch takes seconds, and its version file has all that is needed.
     torch = runpy.run_path(str(Path(spec.origin).parent / "version.py"))
     mpirun = find_mpirun()
     if mpirun is None or not mpirun.with_name("mpicxx").exists():

@@ -65,6 +65,7 @@ def _lay_gradients(trainable: Sequence[nn.Parameter], gradients: Tensor) -> None
 
 def _statistics(model: nn.Module, like: Tensor) -> list[Tensor]:
     """Return the buffers that can be moved: contiguous ones that share no memory."""
+    # A buffer that shares memory, with a parameter or another buffer, would lose it by moving.
     places = Counter(tensor.untyped_storage().data_ptr() for tensor in (*model.parameters(), *model.buffers()))
     fitting = (buffer for buffer in model.buffers() if buffer.dtype == like.dtype and buffer.is_contiguous())
     storages = ((buffer, buffer.untyped_storage()) for buffer in fitting)
@@ -93,6 +94,7 @@ def module_attributes(model: nn.Module) -> Attributes:
     Parameters, buffers and modules that they refer to stay the same objects. What cannot be copied is left out.
     """
     kept = (*model.parameters(), *model.buffers(), *model.modules())
+    # As if they had been copied already: deepcopy then refers to them.
     memo: dict[int, Any] = {id(each): each for each in kept}
     found: Attributes = []
     for module in model.modules():

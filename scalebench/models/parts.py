@@ -196,6 +196,7 @@ def require_cut(model: nn.Module, name: str, input_shape: tuple[int, ...]) -> li
         ModelError: they do not, or it is no sequence; the message says where it fails.
     """
     layers = layers_of(model, name)
+    # Values that differ: zeros would hide mistakes.
     x = torch.linspace(-1, 1, _SAMPLES * math.prod(input_shape), dtype=next(model.parameters()).dtype)
     x = made = x.view(_SAMPLES, *input_shape)
     with torch.no_grad(), evaluating([model]):
@@ -216,6 +217,7 @@ def require_cut(model: nn.Module, name: str, input_shape: tuple[int, ...]) -> li
         was_training = model.training
         whole = model.eval()(x)
         model.train(was_training)
+    # Tolerances of float32: the same sums may be made in another order.
     if not (isinstance(whole, Tensor) and torch.allclose(whole, made, rtol=1e-3, atol=1e-5)):
         raise ModelError(
             f"model {name}: cannot be cut: its layers one after the other do not compute what its forward does; "

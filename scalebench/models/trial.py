@@ -46,9 +46,11 @@ def try_model(
         first, used = steps.train(model, x, y)
         gradients = [used]
         if drawn_since(before):
+            # A model that draws, as stochastic depth does, may use other parameters in each step.
             gradients += [steps.train(model, x, y)[1] for _ in range(_DRAWS - 1)]
         steps.evaluate(model, x, y)
     with seeded(0):
+        # The same seed again: equal logits, unless it draws from elsewhere.
         second, _ = steps.train(again, x, y)
     names = [name for name, parameter in model.named_parameters() if parameter.requires_grad]
     never = [name for name in names if not any(name in used for used in gradients)]

@@ -196,8 +196,11 @@ def _count_epochs(header: Sequence[str], data: bytes) -> Counter[bytes]:
     if list(header[:3]) == ["run_id", "attempt", "epoch"] and b'"' not in data:
         return Counter(cells[: cells.rindex(b",") + 1] for cells in set(_EPOCH.findall(data)))
     places = [header.index(name) for name in ("run_id", "attempt", "epoch")]
-    rows = [from_line(line) for line in data.split(b"\n")[1:]]
-    cells = {tuple(row[place] for place in places) for row in rows if len(row) == len(header)}
+    cells = set()  # an epoch that was written twice counts once
+    for line in data.split(b"\n")[1:]:
+        row = from_line(line)
+        if len(row) == len(header):
+            cells.add(tuple(row[place] for place in places))
     return Counter(f"{run_id},{attempt},".encode() for run_id, attempt, _ in cells)
 
 

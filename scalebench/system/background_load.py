@@ -72,8 +72,13 @@ def _busy_s(cores: set[int]) -> float:
     except OSError:
         return 0.0
     ours = {f"cpu{cpu}" for cpu in cores}
-    ticks = [[int(cell) for cell in line.split()[1:9]] for line in lines if line.split(maxsplit=1)[0] in ours]
-    return sum(sum(cells[:3]) + sum(cells[5:]) for cells in ticks) / _TICKS_PER_S
+    busy = 0
+    for line in lines:
+        name, *cells = line.split()
+        if name in ours:
+            user, nice, system, _, _, *interrupts_and_steal = map(int, cells[:8])  # without idle, and waiting for disks
+            busy += user + nice + system + sum(interrupts_and_steal)
+    return busy / _TICKS_PER_S
 
 
 def _process_s(pid: int) -> float:

@@ -60,8 +60,11 @@ def core_list(cores: Collection[int]) -> str:
 
 def cores_in(text: str) -> frozenset[int]:
     """Return the core numbers that `core_list` wrote."""
-    ends = [[int(end) for end in each.split("-")] for each in text.split(",") if each]
-    return frozenset(core for first, *last in ends for core in range(first, (last or [first])[0] + 1))
+    cores: set[int] = set()
+    for part in filter(None, text.split(",")):
+        first, _, last = part.partition("-")
+        cores.update(range(int(first), int(last or first) + 1))
+    return frozenset(cores)
 
 
 def memory_mib() -> int:

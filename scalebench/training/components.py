@@ -89,6 +89,7 @@ class Passes:
         if target is None or after == 1:
             return own.contiguous()
         members = rows[self._rank - self._rank % after :][:after]
+        # An allgather takes tensors of one shape: filled up to the largest batch, and cut afterwards.
         filled = own.new_zeros((max(members), *own.shape[1:]))
         filled[: len(own)] = own
         gathered = target.group.allgather(filled)

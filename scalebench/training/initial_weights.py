@@ -42,6 +42,7 @@ def load_weights(path: Path, parameters: int) -> Tensor:
     try:
         with np.load(path, allow_pickle=False) as archive:
             name = next((key for key in ("final", "initial") if key in archive), archive.files[0])
+            # Looked up before it is read: a small archive may unpack to any size.
             nbytes = archive.zip.getinfo(f"{name}.npy").file_size
             if nbytes > _MOST_BYTES_EACH * parameters + _HEADER:
                 raise ModelError(

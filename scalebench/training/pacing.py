@@ -142,12 +142,15 @@ class PacedClock(WallClock):
             if not self.running:
                 self._learn(task)
                 return
+            # A step begins with its forward pass: the one before it is judged now, update included.
             if task == Task.FORWARD:
                 self._late_steps += self._is_late
                 self._behind = 0.0
             released = task == Task.BACKWARD and self._gradients > 0 and self._waiting_gradients <= 0
+            # A micro-batch takes its share of the step.
             piece = samples / self._samples if samples and self._samples else 1.0
             due = self._due(self.step_time.of(task) * share * piece)
+            # Otherwise the pass ended with communication, which the hook of the last gradient has told apart.
             if not (released and self._waits_in_backward):
                 now = self._read()
                 self._behind = max(0.0, now - due)
@@ -174,6 +177,7 @@ class PacedClock(WallClock):
             due = self._due(self.step_time.backward_s)
             if self._waits_in_backward and not self._waiting_gradients:
                 self._behind = max(0.0, self._read() - due)
+            # The gradients share the pass without its rest, the time that it takes after the last of them.
             sleep_until(self.mark + share * (due - self._rest - self.mark))
             self._released = self._read()
 
@@ -184,6 +188,7 @@ class PacedClock(WallClock):
         seconds *= self._factor
         if self._slowness is not None:
             seconds *= self._slowness(self.ledger.total_s)
+        # Time lost before is made up: the device would have begun earlier.
         return self.mark - self._behind + seconds
 
     def _learn(self, task: Task) -> None:

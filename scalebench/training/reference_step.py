@@ -50,6 +50,7 @@ class Gauge:
     def __init__(self) -> None:
         self._step = reference_step()
         self._stopwatch = Stopwatch()
+        # Warm: the first steps allocate memory and fill the caches.
         for _ in range(20):
             self._step()
 

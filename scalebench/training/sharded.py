@@ -130,6 +130,7 @@ class ShardedModel:
         gradient = torch.tensor(weight, dtype=x.dtype, device=x.device)
         mean = x.detach()
         if not self._whole_model:
+            # The graph ends here, so that units exchange between their passes and never inside autograd.
             leaf = x.detach().requires_grad_()
             made = self._loss(leaf, y)
             run_backward((made,), (gradient,))

@@ -174,6 +174,7 @@ class Stage:
         self._handed_over: dict[tuple[int, int], Tensor] = {}  # by tag and micro-batch
         if mesh.pipeline > 1:
             ways = 1 if len(chunks) == 1 or mesh.folded else 2
+            # All ranks in one colour: a split that only makes another channel.
             channels = [replica.split(lambda rank: rank * 0) for _ in range(2 * ways)]
             self._activations, self._gradients = channels[:2]
             self._activations_around, self._gradients_around = channels[-2:]
@@ -266,6 +267,7 @@ def most_kept(moves: Iterable[Move], sizes: Sequence[int], chunks: int) -> set[t
     found = set()
     rises = False
     for move in moves:
+        # A peak: after it a backward pass gives samples back.
         if rises and not move.forward:
             found.add(tuple(now))
         rises = move.forward
@@ -316,6 +318,7 @@ class StageArithmetic:
             passes[1:] = [each._replace(inputs=[]) for each in passes[1:]]
         self._kept[place] = passes
         if self._facts.is_last:
+            # The graph is cut here: the gradient of the loss is kept, and the segments go on from it later.
             leaf = made.detach().requires_grad_()
             made = self.loss(leaf, y)
             run_backward((made,), (torch.tensor(scale, dtype=made.dtype, device=made.device),))
@@ -325,6 +328,7 @@ class StageArithmetic:
 
     def _through(self, x: Tensor, clock: Clock, before: Sequence[Pass] = ()) -> tuple[Tensor, list[Pass]]:
         """Return the output of the stage, and the passes of its segments: new ones, or those `before` made again."""
+        # Of two tensors in the state the first is a residual, which a divided segment leaves alone.
         state, passes = [x], []
         for place, (segment, size) in enumerate(zip(self.segments, self.sizes, strict=True)):
             taken = state[-1:] if segment.divided else state
@@ -341,6 +345,7 @@ class StageArithmetic:
                     outputs = called(segment.module, inputs)
             clock.did(Task.FORWARD, len(x), size.forward)
             if segment.divided:
+                # Contiguous, as communicators carry nothing else, and a copy: the graph keeps the summand.
                 total = outputs[0].detach().clone(memory_format=torch.contiguous_format)
                 self._sharing.allreduce_(total)
                 state = [*state[:-1], total]

@@ -76,6 +76,7 @@ def _epoch_ends(laps: Sequence[Lap], elapsed: list[float], run: Run) -> list[flo
     spent = 0.0
     for lap in laps:
         spent += lap.end_s - lap.begin_s
+        # The same seconds were added up in another order: they may differ in the last digits.
         while len(ends) < len(elapsed) and spent >= elapsed[len(ends)] - 1e-6:
             ends.append(lap.end_s)
     return ends
@@ -91,6 +92,7 @@ def read_horovod(path: Path, began_unix_s: float | None = None) -> list[Lane]:
         ResultsError: the file cannot be read or is not a timeline.
     """
     try:
+        # Horovod closes the list only at its end: that of a killed run is closed here.
         text = read_text(path, LARGE).rstrip().rstrip(",")
         events = json.loads(f"{text}]" if text.startswith("[") and not text.endswith("]") else text)
         if not isinstance(events, list) or not events:

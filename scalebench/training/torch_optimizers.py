@@ -44,6 +44,7 @@ class FlatSgd(torch.optim.SGD):
                 change = change.add(parameter, alpha=group["weight_decay"])
             if group["momentum"]:
                 state = self.state[parameter]
+                # The first change is the velocity, without damping, as in torch.
                 velocity = state.get("momentum_buffer")
                 if velocity is None:
                     state["momentum_buffer"] = velocity = self._room_like(parameter).copy_(change)
@@ -112,6 +113,7 @@ class Muon(torch.optim.Optimizer):
             adamw = torch.optim.AdamW(others, lr=lr, betas=betas, eps=eps, weight_decay=weight_decay)
             groups += adamw.param_groups
         super().__init__(groups, {"lr": lr})
+        # Muon and AdamW step on the groups and the state of this one, which wrappers and averages see.
         self._of_groups = [_optimizer_of(group) for group in self.param_groups]
 
     def step(self, closure: Any = None) -> None:  # type: ignore[override]

@@ -95,6 +95,7 @@ class ProbeRounds:
         operation()
         trial_s = time.perf_counter() - began
         count = int(min(_MOST, max(least, _WINDOW_S / max(trial_s, 1e-7))))
+        # A collective operation must be made equally often on all ranks.
         count = self.mpi.bcast(count) if together else count
         stopwatch = Stopwatch(computes=False)
         for _ in range(count):
@@ -245,6 +246,7 @@ def entry(
     name: str, points: Sequence[tuple[int, float]], *, ranks: int, source: str, nodes: int = 1, **others: float
 ) -> EngineCost:
     """The costs nearest to `points`, (bytes, seconds), among those that never fall with the bytes."""
+    # Noise may make a larger message cheaper, which would turn comparisons of sizes around.
     costs = isotonic_regression([seconds for _, seconds in points]).x.tolist()
     curve = [(nbytes, seconds) for (nbytes, _), seconds in zip(points, costs, strict=True)]
     return EngineCost(engine=name, ranks=ranks, nodes=nodes, alpha_s=costs[0], points=curve, source=source, **others)

@@ -177,7 +177,8 @@ def _targets(
             raise DataError(f"{path}: targets are {y.dtype} {y.shape}; {task} expects {expected}")
     if task == "classification":
         outputs = max(int(y.max(initial=0)) for y in (y_train, y_test)) + 1
-        if outputs > max(2, samples := len(y_train) + len(y_test)):
+        samples = len(y_train) + len(y_test)
+        if outputs > max(2, samples):
             raise DataError(
                 f"{path}: label {outputs - 1} makes {outputs:,} classes of {samples:,} samples; number the classes "
                 "0, 1, ..., or if the target is a value to be predicted, give the option task: regression"
