@@ -24,7 +24,7 @@ from scalebench.artifact.verification import expected_again
 from scalebench.figures.plotting import Drawn
 from scalebench.records.store import Store
 from scalebench.study.spec import Study
-from scalebench.tables.latex import escape_latex
+from scalebench.tables.printed import escape_latex
 from tests.records_factory import study_rows
 
 NASTY = r"50 % & more_of #1 {~^\} $x$ <b>|</b> `ls` \input{/etc/passwd} %%% --- '' ,, é ł 日本 🎉" + "\x00\x1b\u202e\n"

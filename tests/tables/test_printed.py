@@ -15,8 +15,7 @@ from hypothesis import strategies as st
 from scalebench import tables
 from scalebench.measured import Measured
 from scalebench.tables import FORMATS, Column, Table, render
-from scalebench.tables.latex import to_latex
-from scalebench.tables.printed import Print, Rounded, round_to_interval
+from scalebench.tables.printed import Print, Rounded, round_to_interval, to_latex
 from scalebench.tables.table import COUNT, SAVED, TIME, fields, text
 
 ROWS = [
@@ -146,7 +145,7 @@ def test_a_mark_stands_behind_a_number_and_in_place_of_infinity():
 def test_every_character_of_our_texts_has_a_form_in_latex():
     """Box drawing is of terminals; the module of LaTeX names what it translates."""
     package = Path(tables.__file__).parents[1]
-    ours = {each for file in package.rglob("*.py") if file.name != "latex.py" for each in file.read_text("utf-8")}
+    ours = {each for file in package.rglob("*.py") if file.name != "printed.py" for each in file.read_text("utf-8")}
     unknown = {each for each in ours - {"─"} if "U+" in to_latex(each)}
     assert {"†", "µ", "×"} < ours
     assert not unknown

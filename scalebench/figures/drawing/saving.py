@@ -12,7 +12,7 @@ from matplotlib.figure import Figure
 
 from scalebench import __version__
 from scalebench.system.atomic_write import open_own
-from scalebench.tables.latex import latex_lines
+from scalebench.tables.printed import latex_lines
 
 # Without dates.
 _METADATA: dict[str, dict[str, Any]] = {
