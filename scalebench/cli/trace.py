@@ -50,7 +50,7 @@ def trace(
     Writes OUTPUT/STUDY/timeline-RUN as a figure (PNG, and the CSV of the drawn laps) and as .trace.json,
     which ui.perfetto.dev and chrome://tracing open. A real run on Horovod brings Horovod's own timeline along.
     """
-    from scalebench.export.chrome_trace import write_chrome
+    from scalebench.export import write_chrome
     from scalebench.figures.style import REPORT
     from scalebench.figures.traced_run import draw_timeline
     from scalebench.study.spec import slug

@@ -8,8 +8,7 @@ from pathlib import Path
 import pandas as pd
 import yaml
 
-from scalebench.export import write_mlflow
-from scalebench.export.mlflow import _MEASURED, _TAGS
+from scalebench.export import _MEASURED, _TAGS, write_mlflow
 from scalebench.records.schema import RunRow, kinds
 
 RUN_ID = re.compile(r"^[a-zA-Z0-9][\w\-]{0,255}$")

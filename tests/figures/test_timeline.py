@@ -11,7 +11,7 @@ import pytest
 from docs._generate.timelines import OPTIONS, draw_pages, timeline_of
 from scalebench.comm.base import Capability
 from scalebench.errors import ResultsError
-from scalebench.export.chrome_trace import write_chrome
+from scalebench.export import write_chrome
 from scalebench.figures.traced_run import draw_timeline
 from scalebench.strategies import registry
 from scalebench.training.outcome import Lap
