@@ -102,8 +102,7 @@ def enter_first_folder(folder: Path) -> Path:
 
 
 def _summarise(tally: Tally, against: Sequence[str], full: bool) -> None:
-    from scalebench.analysis.summary import summary
-    from scalebench.cli.answer_table import answer_table
+    from scalebench.analysis.summary import answer_table, summary
     from scalebench.tables.screen import print_results
 
     if verbosity() >= 0 and (tally.completed or tally.done_before or tally.failed):

@@ -7,7 +7,7 @@ import re
 import pytest
 from rich.console import Console
 
-from scalebench.cli.answer_table import answer_table
+from scalebench.analysis.summary import answer_table
 from scalebench.errors import UsageError
 from scalebench.formatting import BETWEEN_MEANS
 from scalebench.tables.screen import Screen
