@@ -1,10 +1,14 @@
-"""`scalebench status [RESULTS]`: the progress of a study, in an instant even for large records."""
+"""`scalebench status [RESULTS]`: the progress of a study, in an instant even for large records.
+
+Of a submitted study it prints the jobs: records first, the scheduler's word beside them.
+"""
 
 from __future__ import annotations
 
 import gc
 import json
-from collections.abc import Iterator
+import time
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -16,6 +20,7 @@ from scalebench.errors import UsageError
 from scalebench.formatting import counted, roughly
 
 if TYPE_CHECKING:
+    from scalebench.batch.standing import ShardStanding
     from scalebench.records.lock import Owner
     from scalebench.records.progress import Progress
 
@@ -49,9 +54,7 @@ def status(results: Path | None, as_json: bool, watch: bool, poll: int) -> int:
 
     folder = study_folder(results)
     if is_submitted(folder):
-        from scalebench.cli.submitted import watch_jobs
-
-        return watch_jobs(folder, as_json=as_json, watch=watch, poll_s=poll)
+        return _watch_jobs(folder, as_json=as_json, watch=watch, poll_s=poll)
     if watch:
         raise UsageError(f"--watch: {folder} was not submitted as jobs; scalebench run shows its own progress")
     gc.disable()  # a hundred thousand rows make no cycles, but would be searched for them
@@ -128,3 +131,93 @@ def _expected(progress: Progress) -> list[str]:
     if progress.most_to_come:
         lines.append(f"up to {progress.most_to_come} more may follow, until each interval is as narrow as asked")
     return lines
+
+
+def _watch_jobs(folder: Path, *, as_json: bool, watch: bool, poll_s: float) -> int:
+    """Print the standing of each shard; with `watch` again whenever it changed, until no job runs or waits."""
+    from scalebench.batch.standing import standings
+    from scalebench.batch.submission import read_submission
+
+    shown: list[ShardStanding] = []
+    while True:
+        found = standings(folder, read_submission(folder), poll_s=poll_s)
+        if found != shown:
+            shown = found
+            if as_json:
+                click.echo(json.dumps(_facts_of_jobs(folder, found)))
+            else:
+                _print_jobs(folder, found)
+        if not watch:
+            return 0
+        if not any(each.state in ("running", "pending", "unknown") for each in found):
+            return _exit_code_of_jobs(found)
+        time.sleep(poll_s)
+
+
+def _exit_code_of_jobs(found: Sequence[ShardStanding]) -> int:
+    from scalebench.cli.run_common import RUNS_LEFT
+
+    if any(each.failed for each in found):
+        return 1
+    return 0 if all(each.state == "done" for each in found) else RUNS_LEFT
+
+
+def _facts_of_jobs(folder: Path, found: Sequence[ShardStanding]) -> dict[str, object]:
+    shards = [
+        {
+            "shard": each.shard.number,
+            "workers": each.shard.workers,
+            "executions": each.shard.executions,
+            "nodes": each.shard.nodes,
+            "job": each.job,
+            "state": each.state,
+            "why": each.why,
+            "planned": len(each.shard.run_ids),
+            "done": each.done,
+            "failed": each.failed,
+        }
+        for each in found
+    ]
+    return {
+        "study": folder.name,
+        "planned": sum(len(each.shard.run_ids) for each in found),
+        "done": sum(each.done for each in found),
+        "remaining": sum(each.left for each in found),
+        "shards": shards,
+    }
+
+
+def _print_jobs(folder: Path, found: Sequence[ShardStanding]) -> None:
+    # Tables are imported here: the status of a study without jobs is there in an instant.
+    from scalebench.measured import Measured
+    from scalebench.tables.screen import print_results
+    from scalebench.tables.table import COUNT, Column, Table
+
+    columns: list[Column[ShardStanding]] = [
+        Column("shard", lambda each: Measured(each.shard.number), COUNT),
+        Column("workers", _workers, left=True),
+        Column("nodes", lambda each: Measured(each.shard.nodes), COUNT),
+        Column("done", lambda each: f"{each.done}/{len(each.shard.run_ids)}"),
+        Column("job", lambda each: each.job, left=True),
+        Column("state", lambda each: f"{each.state}: {each.why}" if each.why else each.state, left=True),
+    ]
+    planned, done = sum(len(each.shard.run_ids) for each in found), sum(each.done for each in found)
+    failed = sum(each.failed for each in found)
+    title = f"{folder.name}: {done} of {counted(planned, 'run')} done, {failed} failed, {planned - done - failed} left"
+    print_results(Table.of(title, columns, found), *_next(folder, found))
+
+
+def _workers(each: ShardStanding) -> str:
+    shard = each.shard
+    at = ", ".join(map(str, shard.workers))
+    at += f", repetition {shard.repetition + 1}" if shard.repetition is not None else ""
+    return f"{at} (virtual)" if shard.is_simulated else at
+
+
+def _next(folder: Path, found: Sequence[ShardStanding]) -> list[str]:
+    """Return the command that leads on."""
+    if any(each.state in ("failed", "stopped", "not submitted") for each in found):
+        return [f"to submit what is left again: scalebench submit {folder}"]
+    if all(each.state == "done" for each in found):
+        return [f"all runs are done; scalebench collect {folder} merges them where the last job did not"]
+    return []

@@ -64,7 +64,7 @@ def hour(clients, place, monkeypatch):
                 make(shard.number)
 
         clock = Clock(every_minute)
-        for module in ("scalebench.batch.standing", "scalebench.cli.submitted"):
+        for module in ("scalebench.batch.standing", "scalebench.cli.status"):
             monkeypatch.setattr(f"{module}.time", SimpleNamespace(time=clock.time, sleep=clock.sleep))
         assert scalebench("status", "results/mine", "--watch") == 0
         assert HOUR_S <= clock.now < HOUR_S + 60
