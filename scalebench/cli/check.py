@@ -77,8 +77,7 @@ def _summary(report: Report) -> str:
 
 
 def _list_rules(as_json: bool) -> None:
-    from scalebench.analysis.methodology import RULES
-    from scalebench.analysis.methodology.twelve import TWELVE
+    from scalebench.analysis.methodology import RULES, TWELVE
 
     known = RULES.describe()
     if as_json:

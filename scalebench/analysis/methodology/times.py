@@ -18,7 +18,7 @@ from scalebench.analysis.grouping import DISTURBED_BY, crowding
 from scalebench.analysis.intervals import NOTHING_VARIES
 from scalebench.analysis.loading import Results, cells_in
 from scalebench.analysis.methodology import Evidence, Finding, by_severity, finding, rule
-from scalebench.analysis.methodology.reporting import unsettled
+from scalebench.analysis.methodology.claims import unsettled
 from scalebench.analysis.native_check import CHECKED_FROM
 from scalebench.analysis.native_check import virtual_error as error_against_native
 from scalebench.analysis.rounds import MEASURED, runs_by_cell

@@ -8,8 +8,7 @@ from pathlib import Path
 import pytest
 
 from scalebench.analysis import load
-from scalebench.analysis.methodology import RULES, SEVERITIES, Evidence, Finding, check, finding, rule
-from scalebench.analysis.methodology.twelve import TWELVE
+from scalebench.analysis.methodology import RULES, SEVERITIES, TWELVE, Evidence, Finding, check, finding, rule
 from scalebench.errors import ResultsError, UsageError
 
 
