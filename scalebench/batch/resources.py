@@ -12,7 +12,7 @@ from scalebench.comm import engines
 from scalebench.comm.launchers import choice, mpirun
 from scalebench.formatting import counted
 from scalebench.launch.hosts import Allocation
-from scalebench.launch.model_check import estimate, kept_step
+from scalebench.launch.model_check import estimate, kept_step, trains
 from scalebench.launch.planning import StudyPlan
 from scalebench.study.spec import Run, Study
 
@@ -82,7 +82,7 @@ def limits_of(
     longest = site.max_time
     if stated is not None:
         return lambda runs: stated
-    step_s = kept_step(plan)
+    step_s = kept_step(plan) if trains(plan.sweep.runs) else 0.0
 
     def limit_s(runs: Sequence[Run]) -> int:
         expected = estimate(plan, runs, len(plan.sweep.further), allocation.hosts[0].cores, step_s)

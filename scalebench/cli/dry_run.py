@@ -65,10 +65,12 @@ def _show(standing: Standing, jobs: int | None) -> None:
 
 
 def _expected(standing: Standing, jobs: int) -> str:
-    from scalebench.launch.model_check import estimate
+    from scalebench.launch.model_check import estimate, trains
 
     if not standing.left:
         return "all of it is done: the same command without --dry-run prints the answer"
+    if not trains(standing.left):
+        return "nothing is trained: modelled runs are priced in seconds"
     expected = estimate(standing.plan, standing.left, standing.most_to_come, jobs)
     return (
         f"{expected}, from a step of {expected.step_s * 1e3:.3f} ms measured here; communication, start-up and "

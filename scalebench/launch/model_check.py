@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from importlib.metadata import version
@@ -222,6 +222,11 @@ def estimate(
     virtual = sum(run_steps(plan, run) * run.workers * step_s for run in trained if run.execution == "virtual")
     busy = sum(run_steps(plan, run) * run.workers * step_s for run in trained)
     return ComputeEstimate(step_s, native + virtual / jobs, busy / 3600, 1 + most_to_come / max(1, len(left)))
+
+
+def trains(runs: Iterable[Run]) -> bool:
+    """Return True if some of `runs` computes steps, which modelled ones do not."""
+    return any(run.execution != "modelled" for run in runs)
 
 
 def run_steps(plan: StudyPlan, run: Run) -> int:

@@ -248,6 +248,13 @@ def test_dry_run_prints_the_plan_and_runs_nothing(scalebench, tmp_path):
     assert not (tmp_path / "results").exists()
 
 
+def test_dry_run_of_a_table_of_layers_measures_no_step(scalebench):
+    words = ("--execution", "modelled", "--device-step-time", "0.01", "--workers", "1,8")
+    done = scalebench("--set", "model={layers: {table: resnet50}}", "--dataset", "wine", *words, "--dry-run")
+    assert done.returncode == 0, done.stderr
+    assert "nothing is trained" in done.stdout
+
+
 def test_dry_run_counts_what_is_done_and_refuses_what_run_refuses(scalebench, tmp_path):
     study = [*SMALL, "--strategy", "allreduce", "--workers", "1,2", "--name", "mine"]
     assert scalebench(*study).returncode == 0
