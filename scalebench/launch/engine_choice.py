@@ -140,10 +140,10 @@ def charged_engine(study: Study, component: Component, notes: list[str]) -> Engi
     if wanted == "auto":
         return wanted
     strategy = registry.create(component.name, component.options)
-    lacking = strategy.needs - engines.named(wanted).provides
     if wanted in _able(strategy):
         return wanted
     if strategy.requires and strategy.engines != (strategy.name,):
+        lacking = _lacking(strategy, wanted)
         notes.append(f"{component}: charged as on {strategy.engines[0]}, for {wanted} has no {_listed(lacking)}")
     return "auto"
 
@@ -159,13 +159,17 @@ def check_provided(strategy: Strategy, engine: str) -> None:
     Raises:
         EngineError: it names what is missing, and the engines that have it.
     """
-    missing = (strategy.needs - engines.named(engine).provides) | _between_batches(strategy, engine)
-    if missing:
+    if missing := _lacking(strategy, engine):
         able = _able(strategy)
         step = f"--engine {' or '.join(able)}, or leave --engine out" if able else "--execution virtual"
         raise EngineError(
             f"strategy {strategy.name} cannot run on engine {engine}, which has no {_listed(missing)}; use {step}"
         )
+
+
+def _lacking(strategy: Strategy, engine: str) -> frozenset[Capability]:
+    """Return the capabilities that `strategy` with its options needs and `engine` lacks."""
+    return (strategy.needs - engines.named(engine).provides) | _between_batches(strategy, engine)
 
 
 def _engine_for(study: Study, strategy: Strategy, allocation: Allocation) -> str:
