@@ -28,12 +28,13 @@ from scalebench.strategies.base import Batch
 from scalebench.study.spec import Run, TaskOptions
 from scalebench.system.clock import Task, WallClock
 from scalebench.tasks.backends import BACKENDS, Backend
-from scalebench.tasks.block import RESET, Failed, Job, Piece, State, Steps, Trained, prepare, train_block
+from scalebench.tasks.block import RESET, Failed, Job, Piece, Steps, Trained, prepare, train_block
 from scalebench.tasks.process import DeadWorkerError
 from scalebench.training.initial_weights import save_weights
 from scalebench.training.loop import evaluate, train
 from scalebench.training.outcome import Lap, Outcome, RunFacts, WorkerReport
 from scalebench.training.replica import Replica
+from scalebench.training.state import State
 from scalebench.virtual.arithmetic import changes_attributes
 from scalebench.virtual.communicator import VirtualCommunicator
 from scalebench.virtual.scheduler import Group, Scheduler
