@@ -160,7 +160,7 @@ class RecordingWorker:
         if (parts := self.mesh.parts) > 1:
             self.replica = comm.split(lambda rank: rank // parts)
             self.comm = comm.split(lambda rank: rank % parts)
-        self._rank, self.size, self.epochs = self.comm.rank, self.comm.size, run.epochs
+        self._rank, self.size, self.epochs, self.first_epoch = self.comm.rank, self.comm.size, run.epochs, 0
         self._workers_per_node = max(1, min(workers_per_node, comm.size) // parts)
         self.stage: Stage | None = None
         self.sharded: RecordedUnits | None = None

@@ -120,6 +120,7 @@ class Worker(Protocol):
     def size(self) -> int: ...
 
     epochs: int
+    first_epoch: int  # above 0 where a training that was interrupted goes on
     model: torch.nn.Module
     parameters: Tensor  # (n,) every parameter of the model is a view of this flat buffer, in parameter order
     gradients: Tensor  # (n,) likewise for .grad
@@ -355,7 +356,7 @@ class Strategy(Choice):
 
     def train(self, worker: Worker) -> None:
         """Train all epochs; override where the rhythm is not the epoch, and call `worker.epoch_done`."""
-        for epoch in range(worker.epochs):
+        for epoch in range(worker.first_epoch, worker.epochs):
             self.train_epoch(worker, epoch)
             worker.epoch_done(epoch, self.in_agreement(worker, epoch))
 

@@ -30,14 +30,15 @@ _SEED = 209652396  # of PowerSGD's first Q: the first number that torch's hook d
 def compressed(traits: Traits, compression: str, start: int) -> Traits:
     """Return `traits` of averaged gradients that travel by `compression`; PowerSGD's begins after `start` steps.
 
-    A part of a gradient, or an approximation, is not the mean over the batch.
+    A part of a gradient, or an approximation, is not the mean over the batch, and the rest is kept for the next one.
     """
     stretches = traits.stretches
     if compression == "powersgd" and stretches is not None:
         stretches = (Stretch(steps=start), *stretches)
     exact = compression not in ("topk", "powersgd")
     mean = traits.mean_over_global_batch and exact
-    return replace(traits, stretches=stretches, mean_over_global_batch=mean, wire=WIRES.get(compression))
+    wire = WIRES.get(compression)
+    return replace(traits, stretches=stretches, mean_over_global_batch=mean, wire=wire, resumes=exact)
 
 
 class Reducer:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import ClassVar, Literal
 
 from pydantic import Field
@@ -52,7 +53,7 @@ class EpochAverage(Averaging):
 
     @property
     def traits(self) -> Traits:
-        return self.repeated(Stretch(period=self.every, unit="epoch"), interval="every")
+        return replace(self.repeated(Stretch(period=self.every, unit="epoch"), interval="every"), resumes=True)
 
     @property
     def synchronisation(self) -> Synchronisation:

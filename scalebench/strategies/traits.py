@@ -61,6 +61,7 @@ class Traits:
     wire: str | None = None  # dtype that travels in place of the study's
     environment: Mapping[str, str] = field(default_factory=dict)  # variables that the engine reads at its start
     split_is_measured: bool = True  # native runs measure compute and communication separately
+    resumes: bool = False  # at the end of an epoch, from nothing but a replica's weights, buffers and optimizer
     takes_signs: bool = False  # of sums of gradients, so that a different rounding can change a step's direction
     final_weights: FinalWeights | None = None  # of each worker's training in the final model
 
@@ -71,7 +72,7 @@ class Traits:
 
     def of_changed_program(self) -> Traits:
         """Return these traits without those that follow from the order of a program's operations."""
-        return replace(self, stretches=None, fraction=1.0, mean_over_global_batch=False, in_rounds=None)
+        return replace(self, stretches=None, fraction=1.0, mean_over_global_batch=False, in_rounds=None, resumes=False)
 
     @property
     def equals_one_batch(self) -> bool:

@@ -111,6 +111,7 @@ class Replica:
         self._last_loss = torch.zeros((), dtype=self.dtype, device=self.device)
         self._losses: list[Tensor] = []  # mean losses () or (m,) of batches of the current epoch
         self._samples: list[int] = []  # of these batches
+        self.first_epoch = 0
         self.on_epoch: Callable[[int], None] | None = None
         self.on_batch: Callable[[], None] = lambda: None
         self.meters = Meters(comm.rank, clock, comm)
