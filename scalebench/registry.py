@@ -1,7 +1,8 @@
 """Registry of strategies, data sets, partitions, models and figures by name, with validated options.
 
 A choice is a frozen pydantic model: its fields are its options. It registers itself when its module is imported; the
-modules of `package` and the entry points of `group` (third-party packages) are imported at the first lookup.
+module that has the name of a choice is imported when that is looked up; the other modules of `package` and the entry
+points of `group` (third-party packages) where a name is not found so.
 """
 
 from __future__ import annotations
@@ -75,7 +76,10 @@ class Registry(Generic[C]):
 
     def find(self, name: str, place: str = ANYWHERE) -> type[C]:
         """Return the class of `name` at `place`, else the one for anywhere, else the first registered one."""
-        self._load()
+        if name not in self._classes and name in self._modules():
+            importlib.import_module(f"{self._package}.{name}")  # it alone: all those of strategies take half a second
+        if name not in self._classes:
+            self._load()
         if name not in self._classes:
             raise self._error(f"unknown {self.kind} {name!r}; {nearest(name, self.names())}")
         places = self._classes[name]
@@ -92,12 +96,17 @@ class Registry(Generic[C]):
         except ValidationError as error:
             raise self._error(f"{self.kind} {name}: {first_fault(error, cls)}") from None
 
+    def _modules(self) -> list[str]:
+        """Return the modules of the package; if it is a module itself, none."""
+        package = importlib.import_module(self._package)
+        return [module.name for module in pkgutil.iter_modules(getattr(package, "__path__", []))]
+
     def _load(self) -> None:
+        """Import all modules of the package, and all entry points."""
         if self._loaded:
             return
-        package = importlib.import_module(self._package)
-        for module in pkgutil.iter_modules(getattr(package, "__path__", [])):
-            importlib.import_module(f"{self._package}.{module.name}")
+        for module in self._modules():
+            importlib.import_module(f"{self._package}.{module}")
         for point in entry_points(group=self._group):
             try:
                 point.load()
