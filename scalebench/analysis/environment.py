@@ -135,6 +135,7 @@ def jitter_in_words(results: Results) -> str:
     return f"jitter of {100 * spread:.1f} % as measured, {left_out}"
 
 
+@cached
 def measured_nodes(results: Results) -> int:
     """Largest number of nodes on which the engines in the calibration were measured."""
     calibration = calibration_in(results.folder)

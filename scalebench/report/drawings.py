@@ -28,6 +28,7 @@ from matplotlib.lines import Line2D
 from matplotlib.patches import Rectangle
 
 from scalebench.analysis import Results
+from scalebench.analysis.loading import cached
 from scalebench.figures.base import FIGURES, default_figures
 from scalebench.figures.drawing.canvas import WIDTH_IN, Canvas
 from scalebench.figures.drawing.caption import describe_machines, describe_study
@@ -118,13 +119,18 @@ def _draw(results: Results, name: str) -> Drawing:
     kind = FIGURES.create(name, {})
     if absent := kind.absent(results):
         return Drawing(name, kind.summary, absent=absent, notes=tuple(results.notes))
-    known = {describe_study(results), describe_machines(results)}  # sentences that the page states once
     canvas = PanelCanvas(name)
     with house_style(), warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="Glyph .* missing from font")  # the browser has other fonts
         kind.draw(results, canvas)
-        drawing = canvas.drawing(kind.summary, known)
+        drawing = canvas.drawing(kind.summary, _stated_once(results))
     return replace(drawing, notes=tuple(results.notes))
+
+
+@cached
+def _stated_once(results: Results) -> set[str]:
+    """Sentences that the page has above all figures."""
+    return {describe_study(results), describe_machines(results)}
 
 
 class PanelCanvas(Canvas):
