@@ -210,7 +210,9 @@ def virtual_error(results: Results) -> VirtualError | None:
     one = [math.sqrt((errors[alone] ** 2).mean())] if alone.any() else []
     engines = fair.drop_duplicates("label").set_index("label")["engine"]
     found = VirtualError.of([*errors[~alone], *one], _checks(fair), {str(k): str(v) for k, v in engines.items()})
-    between = None if found.between is None else Part(float(found.between.variance), int(found.between.freedom))  # type: ignore[arg-type]
+    between = found.between
+    if between is not None:
+        between = Part(float(np.asarray(between.variance)), int(np.asarray(between.freedom)))
     offsets = tuple((label, float(offset)) for label, offset in found.offsets)
     return VirtualError(float(found.rms), found.checks, float(found.common), between, offsets)
 

@@ -20,6 +20,8 @@ from scalebench.figures.style import REPORT
 from scalebench.system.atomic_write import open_own
 
 if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
     from scalebench.pricing.task_graph import TaskNode  # imports torch, which no other figure needs
     from scalebench.training.timeline import Lane, Timeline
 
@@ -172,10 +174,10 @@ def draw_task_graph(
     return files
 
 
-def _draw_edge(ax: object, before: TaskNode, node: TaskNode) -> None:
+def _draw_edge(ax: Axes, before: TaskNode, node: TaskNode) -> None:
     """Draw a line between two tasks at the height of the worker that both have."""
     (height, *_) = sorted(set(before.workers) & set(node.workers)) or node.workers
-    ax.plot([before.depth, node.depth], [height, height], color="#666666", linewidth=0.8, zorder=1)  # type: ignore[attr-defined]
+    ax.plot([before.depth, node.depth], [height, height], color="#666666", linewidth=0.8, zorder=1)
 
 
 def _listed(values: Sequence[object]) -> str:

@@ -85,7 +85,8 @@ def predict_runs(folder: Path, calibration: Path | None = None, note: Note = lam
         keys = [(str(first["label"]), int(first["workers"]), int(number)) for number in point.runs["repetition"]]
         draws = [templates[key] for key in keys if key in templates]
         median = max(_UNEXPLAINED, scatter[first["execution"]] * _scatter_of_median(len(point.runs)))
-        if seconds := _predicted(plan, machine, draws, point, median):
+        seconds = _predicted(plan, machine, draws, point, median)
+        if seconds is not None:
             rows.append(_row(results, machine, point, seconds))
     return predictions_of(rows)
 
@@ -150,8 +151,8 @@ def _scatter_of_median(runs: int) -> float:
 
 def _predicted(
     plan: StudyPlan, machine: Machine, draws: Sequence[Run], point: _Point, scatter: float
-) -> tuple[float, float, float]:
-    """Return seconds with their bounds; empty where the program cannot be priced."""
+) -> tuple[float, float, float] | None:
+    """Return seconds with their bounds; None where the program cannot be priced."""
     first = point.first
     node = machine.cluster.node.model_copy(update={"workers_per_node": int(first["workers_per_node"])})
     placed = replace(machine, cluster=machine.cluster.model_copy(update={"node": node}))
@@ -162,7 +163,7 @@ def _predicted(
         times.append([_seconds(plan, priced, run, str(first["execution"]), str(first["engine"])) for run in draws])
     logs = np.log(times)
     if not np.isfinite(logs).all() or not draws:
-        return ()  # type: ignore[return-value]
+        return None
     low, centre, high = logs.mean(axis=1).tolist()
     drawn = calibration_interval(logs[1])
     own = math.hypot(1.96 * scatter, drawn.high - drawn.value if len(draws) > 1 else 0.0)
