@@ -86,7 +86,8 @@ def ratios(results: Results) -> pd.DataFrame:
     median of the pairs' ratios, with an interval from six pairs. Where a baseline is missing, oversubscribed or
     disturbed the numbers are empty and `note` gives the reason.
     """
-    cells, comparer = sorted(runs_by_cell(results), key=lambda runs: runs.at.sort_key), Comparer(results)
+    cells = sorted(runs_by_cell(results), key=lambda runs: runs.at.sort_key)
+    comparer = Comparer(results)
     baselines = Baselines(cells)
     rows = []
     for cell in cells:
@@ -143,7 +144,8 @@ def compared_strategies(results: Results, a: str, b: str, alpha: float = ALPHA) 
         UsageError: `a` or `b` has no completed run.
     """
     comparer, found = Comparer(results), []
-    first, second = _labelled(results, a), _labelled(results, b)
+    first = _labelled(results, a)
+    second = _labelled(results, b)
     for (execution, engine), cells_a in _by_engine(first).items():
         others = {key: cells for key, cells in _by_engine(second).items() if key[0] == execution}
         for cells_b in [others[execution, engine]] if (execution, engine) in others else others.values():
@@ -238,7 +240,8 @@ def _of_another_batch(found: Sequence[CellRuns], cell: CellRuns) -> str:
 
 def _row(cell: CellRuns, base: Baseline, ratio: Ratio) -> dict[str, Any]:
     note = base.fault or ("" if ratio.mean.n else f"{base.name} shares no repetition with it")
-    baseline, train = time_interval(ratio.top_s).value, time_interval(ratio.bottom_s).value
+    baseline = time_interval(ratio.top_s).value
+    train = time_interval(ratio.bottom_s).value
     return {
         **cell.at._asdict(),
         "strategy": cell.strategy,

@@ -64,7 +64,8 @@ def fit_epochs(batches: ArrayLike, epochs: ArrayLike, *, draws: int = 400, seed:
     Raises:
         ResultsError: fewer than 3 different batches, or a number that is not positive.
     """
-    x, y = np.asarray(batches, dtype=np.float64), np.asarray(epochs, dtype=np.float64)
+    x = np.asarray(batches, dtype=np.float64)
+    y = np.asarray(epochs, dtype=np.float64)
     if not (np.isfinite(x) & (x > 0)).all() or not (np.isfinite(y) & (y > 0)).all():
         raise ResultsError("epochs to target: a batch or a number of epochs is missing or not greater than 0")
     if (different := len(np.unique(x))) < LEAST_BATCHES:
@@ -72,7 +73,8 @@ def fit_epochs(batches: ArrayLike, epochs: ArrayLike, *, draws: int = 400, seed:
             f"epochs to target: {LEAST_BATCHES} or more global batches are needed to fit the critical batch, got "
             f"{different}; run more worker counts or batches, or state both numbers of the law"
         )
-    law, random = _fit(x, y), np.random.default_rng(seed)
+    law = _fit(x, y)
+    random = np.random.default_rng(seed)
     drawn: list[tuple[float, float]] = []
     while len(drawn) < draws:
         rows = random.integers(len(x), size=len(x))
@@ -84,7 +86,8 @@ def fit_epochs(batches: ArrayLike, epochs: ArrayLike, *, draws: int = 400, seed:
 def _fit(x: NDArray[np.float64], y: NDArray[np.float64]) -> tuple[float, float]:
     from scipy.optimize import least_squares  # half a second to import
 
-    scale, target = np.exp(np.log(x).mean()), np.log(y)
+    scale = np.exp(np.log(x).mean())
+    target = np.log(y)
     most = np.log(_NO_GROWTH / scale)
 
     def residuals(p: NDArray[np.float64]) -> NDArray[np.float64]:
@@ -137,7 +140,8 @@ def _fitted(results: Results, draws: int) -> list[SeriesLaw]:
             series.setdefault(cell.at.series, []).extend(rows)
     found = []
     for key, rows in series.items():
-        batches, epochs = [batch for batch, _ in rows], [epochs for _, epochs in rows]
+        batches = [batch for batch, _ in rows]
+        epochs = [epochs for _, epochs in rows]
         if len(set(batches)) >= LEAST_BATCHES:
             found.append(SeriesLaw(*key, fit_epochs(batches, epochs, draws=draws), min(batches), max(batches)))
     return found

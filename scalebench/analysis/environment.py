@@ -119,7 +119,8 @@ def charged_engine(results: Results) -> str:
 @cached
 def jitter_in_words(results: Results) -> str:
     """Jitter of single steps of virtual workers, stated or measured, as text; empty if unknown."""
-    kind, sigma = _virtual(results).get("jitter", "measured"), _virtual(results).get("jitter_sigma")
+    kind = _virtual(results).get("jitter", "measured")
+    sigma = _virtual(results).get("jitter_sigma")
     if kind == "none":
         return "no jitter"
     if kind != "measured":

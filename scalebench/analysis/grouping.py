@@ -57,7 +57,8 @@ def cells(results: Results) -> pd.DataFrame:
 def _row(cell: CellRuns, comparer: Comparer) -> dict[str, Any]:
     """The numbers of a cell, under CELL and _MEASURED."""
     seconds = list(cell.seconds.values())
-    time, median = comparer.time(cell, 0), median_time(seconds)
+    time = comparer.time(cell, 0)
+    median = median_time(seconds)
     if cell.execution not in MEASURED:
         median = Measured(median.value)
     low, high = np.quantile(seconds, [0.25, 0.75])
@@ -128,7 +129,8 @@ def non_dominated(cost: ArrayLike, metric: ArrayLike) -> NDArray[np.bool_]:
 
     Points without a cost or a metric (NaN) are not marked; of equal points all or none are.
     """
-    x, y = np.asarray(cost, dtype=np.float64), np.asarray(metric, dtype=np.float64)
+    x = np.asarray(cost, dtype=np.float64)
+    y = np.asarray(metric, dtype=np.float64)
     as_good = (x[:, None] <= x) & (y[:, None] >= y)
     better = as_good & ((x[:, None] < x) | (y[:, None] > y))
     return np.asarray(np.isfinite(x) & np.isfinite(y) & ~better.any(axis=0))

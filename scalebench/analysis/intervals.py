@@ -92,7 +92,8 @@ def metric_interval(values: ArrayLike, metric: str = "") -> Measured:
     Metrics lie on a grid of 1 / n_test: a few equal values do not show how far other seeds lie, and two values that
     differ by a step or more have an interval that covers 99 %. The interval ends where no value of the `metric` exists.
     """
-    found, x = mean_interval(values), np.asarray(values, dtype=float)
+    found = mean_interval(values)
+    x = np.asarray(values, dtype=float)
     if found.n < METRIC_FROM:
         return _offered(found, False)
     ended = found.within(*METRIC_RANGE.get(metric, (-math.inf, math.inf)))
@@ -104,7 +105,8 @@ def metric_difference(values: ArrayLike) -> Measured:
 
     Differences that are all zero come from one computation made twice, and have the interval [0, 0].
     """
-    found, x = metric_interval(values), np.asarray(values, dtype=float)
+    found = metric_interval(values)
+    x = np.asarray(values, dtype=float)
     if found.n < MEAN_FROM:
         return found
     nothing = np.abs(x).max(axis=-1) <= SAME_METRIC
@@ -202,7 +204,8 @@ def relative_width(logs: ArrayLike, level: ArrayLike = LEVEL) -> Array:
 
 def equally_many(a: ArrayLike, b: ArrayLike) -> tuple[Array, Array]:
     """Cut both samples to the size of the smaller one."""
-    x, y = np.asarray(a, dtype=float), np.asarray(b, dtype=float)
+    x = np.asarray(a, dtype=float)
+    y = np.asarray(b, dtype=float)
     n = min(x.shape[-1], y.shape[-1])
     return x[..., :n], y[..., :n]
 
@@ -218,7 +221,8 @@ def half_width(parts: Sequence[Part], level: ArrayLike = LEVEL) -> Array:
     variances = [np.asarray(part.variance, dtype=float) for part in parts]
     freedoms = [np.asarray(part.freedom, dtype=float) for part in parts]
     total = np.asarray(sum(variances))
-    least, most = np.minimum.reduce(freedoms), np.maximum.reduce(freedoms)
+    least = np.minimum.reduce(freedoms)
+    most = np.maximum.reduce(freedoms)
     surplus = np.where(least < most, 0.0, np.where(most == 1, _SURPLUS_OF_PAIRS, _SURPLUS))
     with np.errstate(divide="ignore", invalid="ignore"):
         shares = [(v / total) ** 2 / (f + surplus) for v, f in zip(variances, freedoms, strict=True)]
@@ -249,7 +253,8 @@ def variance_between(groups: Sequence[tuple[ArrayLike, ArrayLike]]) -> Part | No
     for _ in range(_BISECTIONS):
         middle = (low + high) / 2
         more = sum(_weighted_squares(values, noise, middle) for values, noise in pairs) > freedom
-        low, high = np.where(more, middle, low), np.where(more, high, middle)
+        low = np.where(more, middle, low)
+        high = np.where(more, high, middle)
     return Part(np.maximum(high, _KEPT * with_noise), freedom)
 
 
@@ -391,7 +396,8 @@ def bootstrap_cells(results: Results, *, resamples: int = RESAMPLES, seed: int =
         )
     rows: list[dict[str, object]] = []
     for cell in cells:
-        seconds, n = list(cell.seconds.values()), len(cell.seconds)
+        seconds = list(cell.seconds.values())
+        n = len(cell.seconds)
         enough = n >= BOOTSTRAP_FROM
         found = bootstrap_interval(seconds, resamples=resamples, seed=seed) if enough else UNKNOWN
         why = {"interval": BOOTSTRAP if enough else "", "note": "" if enough else f"offered from {BOOTSTRAP_FROM}"}

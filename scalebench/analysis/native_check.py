@@ -221,7 +221,8 @@ def virtual_error(results: Results) -> VirtualError | None:
 # the strategies on mpi (benchmarks/busy_machine.py; docs/measurements.md). Root mean square of these strategies, with
 # its degrees of freedom; the same with what is common; and of engines whose threads want cores of their own, which were
 # off to different sides.
-_OF_A_STRATEGY, _OF_ANY = Part(0.041**2, 4), 0.32
+_OF_A_STRATEGY = Part(0.041**2, 4)
+_OF_ANY = 0.32
 _OF_AN_ENGINE = {"horovod": 1.0, "gloo": -1.4, "nccl": -1.4}
 _OF_STEPS_ALONE = {"horovod": -0.11, "gloo": -0.32, "nccl": -0.32}  # of these where their costs are of a quiet hour
 
@@ -267,7 +268,8 @@ def _checks(fair: pd.DataFrame) -> dict[str, tuple[list[float], list[float]]]:
     for engine, group in fair.groupby("engine"):
         alone = group.index[group["workers"] == 1]
         others = group.index.difference(alone)
-        own_errors, own_variances = errors[others].tolist(), variance[others].tolist()
+        own_errors = errors[others].tolist()
+        own_variances = variance[others].tolist()
         if len(alone):
             own_errors.append(float(errors[alone].mean()))
             own_variances.append(float(variance[alone].mean() / len(alone)))

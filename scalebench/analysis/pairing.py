@@ -145,7 +145,8 @@ class Comparer:
 
     def error_of(self, side: int) -> VirtualError | None:
         """Virtual-native error of study a (0) or b (1); the other study's if only that one is checked well enough."""
-        own, other = self.errors[side], self.errors[1 - side]
+        own = self.errors[side]
+        other = self.errors[1 - side]
         return other if other and other.known and not (own and own.known) else own or other
 
     def ratio(self, top: CellRuns, bottom: CellRuns) -> Ratio:
@@ -158,7 +159,8 @@ class Comparer:
         if self.one_study or paired:
             above, below = paired_times(top, bottom)
         else:
-            above, below = list(top.seconds.values()), list(bottom.seconds.values())
+            above = list(top.seconds.values())
+            below = list(bottom.seconds.values())
         mean = self._mean(top, bottom, above, below, paired) if above and below else UNKNOWN
         median = median_ratio(above, below) if paired and above else UNKNOWN
         if simulated:
@@ -170,7 +172,8 @@ class Comparer:
         """`found` with the name of its interval, empty without one."""
         if not math.isfinite(found.low):
             return found
-        error, varies = error_name(self.error_of(side)), is_interval(found.low, found.high)
+        error = error_name(self.error_of(side))
+        varies = is_interval(found.low, found.high)
         return found._replace(kind=interval_name(execution, error=error, varies=varies, stated=self.stated))
 
     def family(self, pairs: Sequence[tuple[CellRuns, CellRuns]], alpha: float = ALPHA) -> list[CellComparison]:
@@ -222,7 +225,8 @@ class Comparer:
         Within a study the common error cancels. Between studies no part is assumed to cancel; two studies of one
         calibration check it together, so the smaller number of checks counts.
         """
-        b, a = self.error_of(1), self.error_of(0)
+        b = self.error_of(1)
+        a = self.error_of(0)
         if not (a and b):
             return None
         if self.one_study:

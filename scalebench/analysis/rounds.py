@@ -162,13 +162,15 @@ def _cell_runs(runs: pd.DataFrame) -> CellRuns:
 
 def _parts(first: pd.Series[Any]) -> int:
     """Workers of a replica; one where rows were written before they had these columns."""
-    stages, shares = first["pipeline_parallel"], first["tensor_parallel"]
+    stages = first["pipeline_parallel"]
+    shares = first["tensor_parallel"]
     return 1 if pd.isna(stages) or pd.isna(shares) else int(stages) * int(shares)
 
 
 def _seldom(first: pd.Series[Any]) -> bool:
     """Whether workers synchronised in fewer steps than they made; assumed where a row does not tell."""
-    syncs, steps = first["syncs"], first["optimizer_steps"]
+    syncs = first["syncs"]
+    steps = first["optimizer_steps"]
     return pd.isna(syncs) or pd.isna(steps) or bool(syncs < steps)
 
 

@@ -52,7 +52,8 @@ def signed_rank_test(top: Sequence[float], bottom: Sequence[float]) -> RankTest:
 
 def rank_sum_test(top: Sequence[float], bottom: Sequence[float]) -> RankTest:
     """Wilcoxon-Mann-Whitney test of two independent samples."""
-    n, m = len(top), len(bottom)
+    n = len(top)
+    m = len(bottom)
     if not (n and m):
         return RankTest(RANK_SUM, 1.0, 1.0)
     doubled = _doubled_ranks(np.asarray([*top, *bottom], dtype=float))
@@ -181,7 +182,8 @@ def _uniform_shares(n: int) -> Array:
 def _doubled_ranks(values: NDArray[np.float64]) -> NDArray[np.int64]:
     """Twice the ranks 1..n: integers even where ties share their mean rank."""
     ordered = np.sort(values)
-    below, upto = np.searchsorted(ordered, values, "left"), np.searchsorted(ordered, values, "right")
+    below = np.searchsorted(ordered, values, "left")
+    upto = np.searchsorted(ordered, values, "right")
     return (below + upto + 1).astype(np.int64)
 
 

@@ -150,7 +150,8 @@ def _metric(cell: dict[Hashable, Any]) -> Text:
 
 
 def _saved(one: dict[Hashable, Any]) -> Text:
-    low, high = one["reduction_low"], one["reduction_high"]
+    low = one["reduction_low"]
+    high = one["reduction_high"]
     if not is_reduction_supported(one["reduction"], low, high):
         return Text(reduction_bounds_alone(low, high), style="dim")
     text = percent(one["reduction"])

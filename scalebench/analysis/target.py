@@ -108,7 +108,8 @@ def _time_to_target(cell: CellRuns, comparer: Comparer) -> Measured:
         return survival_median(list(cell.to_target.values()), [end] * len(cell.aimed - cell.to_target.keys()))
     if cell.execution in MEASURED:
         return comparer.time(_until_target(cell), 0)
-    rounds, error = sorted(cell.to_target), comparer.error_of(0)
+    rounds = sorted(cell.to_target)
+    error = comparer.error_of(0)
     found = simulated_interval(
         [cell.seconds[at] for at in rounds],
         [shares(cell)[at] for at in rounds],
@@ -124,9 +125,11 @@ def simulated_interval(
     draws: Sequence[float], shares: Sequence[float], error: Part | None, level: float = LEVEL
 ) -> Measured:
     """Geometric mean of draws_i x shares_i, where draws vary with the calibration and shares with the seed."""
-    x, y = np.log(draws), np.log(shares)
+    x = np.log(draws)
+    y = np.log(shares)
     parts = [of_draw(x), of_mean(y), *([error] if error else [])]
-    centre, half = float(x.mean() + y.mean()), float(half_width(parts, level))
+    centre = float(x.mean() + y.mean())
+    half = float(half_width(parts, level))
     return Measured(centre, centre - half, centre + half, len(x)).map(math.exp)
 
 
@@ -186,7 +189,8 @@ def target_ratios(results: Results) -> pd.DataFrame:
 
     `n` is the number of ratios behind an interval, 0 for a ratio of Kaplan-Meier medians.
     """
-    cells, comparer = [cell for cell in runs_by_cell(results) if cell.aimed], Comparer(results)
+    cells = [cell for cell in runs_by_cell(results) if cell.aimed]
+    comparer = Comparer(results)
     baselines = Baselines(cells)
     rows = [_ratio_row(cell, base, comparer) for cell in cells for base in baselines.of(cell)]
     return table_by_cell(rows, RATIO_COLUMNS)

@@ -110,7 +110,8 @@ def tuning_in_words(results: Results) -> str:
     if not search:
         return ""
     trials = results.trials
-    points, hours = len(trials[_CELL].drop_duplicates()), trials["cost_core_hours"].sum()
+    points = len(trials[_CELL].drop_duplicates())
+    hours = trials["cost_core_hours"].sum()
     by = "time to the target" if metric_of(results) == "time_to_target" else "the final metric"
     share = 100 * results.study["tune"]["validation"]
     return (

@@ -247,7 +247,9 @@ def _label(results: Results, name: str) -> str:
 
 def verdict_of_time(ratio: Measured, threshold: float) -> Verdict:
     """Verdict on T_B / T_A."""
-    low, high, limit = math.log(ratio.low), math.log(ratio.high), math.log1p(threshold)
+    low = math.log(ratio.low)
+    high = math.log(ratio.high)
+    limit = math.log1p(threshold)
     if low > limit:
         return "regression"
     if high < -limit:
@@ -391,7 +393,8 @@ def _of_cells(runs: Sequence[pd.DataFrame], pairs: Pairs) -> Iterator[Difference
         for cell, other in sorted(pairs, key=lambda pair: pair[0].sort_key):
             if column in _PLACED and cell.execution not in MEASURED:
                 continue
-            of_a, of_b = values[0][cell], values[1][other]
+            of_a = values[0][cell]
+            of_b = values[1][other]
             if of_a != of_b:
                 where = f" ({cell.label}, {counted(cell.workers, 'worker')})"
                 yield Difference(column, _text(of_a), _text(of_b) + where)

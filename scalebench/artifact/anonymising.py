@@ -109,7 +109,8 @@ class _Inputs:
         if is_own(study.model.name):
             name, changes["model_sha256"] = self._ship_code(study.model.name, study.model_sha256)
             changes["model"] = study.model.model_copy(update={"name": name})
-        strategies, pins = [], dict[str, str]()
+        strategies = []
+        pins = dict[str, str]()
         for item in study.strategies:
             name = item.name
             if name.rpartition(":")[0].endswith(".py"):
@@ -156,7 +157,8 @@ class _Inputs:
         rows then get that one.
         """
         place = f"inputs/{slug(redact(file.name))}"
-        source, copy = self.shipment.begun_in / file.expanduser(), self.target / place
+        source = self.shipment.begun_in / file.expanduser()
+        copy = self.target / place
         if not source.is_file() or pin not in (None, checksum(source)):
             self.shipment.missing.append(place)
             return place, pin

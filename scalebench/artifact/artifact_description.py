@@ -436,7 +436,8 @@ def _action(identity: str, name: str, command: str, objects: list[str], results:
 
 
 def _file(folder: Path, file: Path) -> dict[str, Any]:
-    name, is_script = file.relative_to(folder).as_posix(), file.suffix == ".sh"
+    name = file.relative_to(folder).as_posix()
+    is_script = file.suffix == ".sh"
     return _entity(
         name,
         ["File", "SoftwareSourceCode"] if is_script else "File",

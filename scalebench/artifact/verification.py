@@ -146,7 +146,8 @@ def expected_minutes(results: Results, earlier: Path | None = None) -> Minutes:
         seconds["virtual" if execution in SIMULATED else "native"] += trained if known is None else known * len(runs)
     took = durations_in(results.folder)
     steps = _step_seconds(earlier / TIMES) if earlier is not None else {}
-    virtual, native = math.ceil(seconds["virtual"] / 60), math.ceil(seconds["native"] / 60)
+    virtual = math.ceil(seconds["virtual"] / 60)
+    native = math.ceil(seconds["native"] / 60)
     return Minutes(
         setup=_minutes(steps.get("install")),
         setup_rerun=_minutes(steps["install"] + steps["install to run"]) if "install to run" in steps else NOT_TIMED,

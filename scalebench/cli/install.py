@@ -26,7 +26,8 @@ def horovod(force: bool, cache: Path | None) -> None:
     """
     from scalebench.install.horovod_build import install_horovod
 
-    quiet, stages = verbosity() < 0, set[str]()
+    quiet = verbosity() < 0
+    stages = set[str]()
 
     def show(line: str) -> None:
         """Print the first line of each stage."""

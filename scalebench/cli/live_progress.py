@@ -58,7 +58,8 @@ class Watcher:
     def show_notes(self) -> None:
         """Print the notes that wait, and how many there is no room for."""
         room = _MOST_NOTES - self._shown
-        shown, left = self._waiting[:room], self._waiting[room:]
+        shown = self._waiting[:room]
+        left = self._waiting[room:]
         for text in shown:
             more = f" ({counted(len(left), 'more note')} with --verbose)" if left and text is shown[-1] else ""
             self._print(f"note: {text}{more}")
@@ -85,7 +86,9 @@ class Watcher:
         if self._task is not None:
             self._progress.advance(self._task)
         for task in self._progress.tasks if self._progress.disable and self._level >= 0 else []:
-            done, total, left = int(task.completed), int(task.total or 0), task.time_remaining
+            done = int(task.completed)
+            total = int(task.total or 0)
+            left = task.time_remaining
             if done in {total, *range(0, total, max(1, total // 5))}:
                 expected = f", about {roughly(left)} left" if left else ""
                 self._print(f"{task.description}: {done} of {counted(total, 'run')}{expected}")

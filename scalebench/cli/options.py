@@ -50,7 +50,8 @@ class NewFile(click.Path):
 
 
 PATH = click.Path(path_type=Path)
-NEW_FILE, NEW_PICTURE = NewFile(), NewFile(".png", ".pdf", ".svg")
+NEW_FILE = NewFile()
+NEW_PICTURE = NewFile(".png", ".pdf", ".svg")
 FILE = click.Path(dir_okay=False, path_type=Path)
 FOLDER = click.Path(file_okay=False, path_type=Path)
 DTYPE = click.Choice(["float32", "float64", "bfloat16"])

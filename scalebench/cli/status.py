@@ -59,7 +59,8 @@ def status(results: Path | None, as_json: bool, watch: bool, poll: int) -> int:
         raise UsageError(f"--watch: {folder} was not submitted as jobs; scalebench run shows its own progress")
     gc.disable()  # a hundred thousand rows make no cycles, but would be searched for them
     try:
-        progress, owner = progress_of(folder), owner_of(folder)
+        progress = progress_of(folder)
+        owner = owner_of(folder)
     finally:
         gc.enable()
     if as_json:
@@ -201,7 +202,8 @@ def _print_jobs(folder: Path, found: Sequence[ShardStanding]) -> None:
         Column("job", lambda each: each.job, left=True),
         Column("state", lambda each: f"{each.state}: {each.why}" if each.why else each.state, left=True),
     ]
-    planned, done = sum(len(each.shard.run_ids) for each in found), sum(each.done for each in found)
+    planned = sum(len(each.shard.run_ids) for each in found)
+    done = sum(each.done for each in found)
     failed = sum(each.failed for each in found)
     title = f"{folder.name}: {done} of {counted(planned, 'run')} done, {failed} failed, {planned - done - failed} left"
     print_results(Table.of(title, columns, found), *_next(folder, found))

@@ -324,7 +324,8 @@ def write_chrome(timeline: Timeline, path: Path) -> None:
         events.append(_event("M", "thread_name", number, args={"name": lane.name}))
         events.append(_event("M", "thread_sort_index", number, args={"sort_index": number}))
         for lap in lane.laps:
-            begin, end = _nanoseconds(lap.begin_s), _nanoseconds(lap.end_s)
+            begin = _nanoseconds(lap.begin_s)
+            end = _nanoseconds(lap.end_s)
             if begin != end:
                 times = {"ts": begin / 1000, "dur": (end - begin) / 1000}
                 events.append(_event("X", lap.activity, number, cat=lap.group, **times))

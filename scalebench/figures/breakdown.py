@@ -68,7 +68,9 @@ class Breakdown(Figure):
         entries: list[Entry] = []
         drawn = {segment.part: segment for cell in table.to_dict("records") for segment in _segments(cell)}
         for part in [name for name in (*_PARTS, _UNMEASURED) if name in drawn]:
-            color, measured, hatch = drawn[part].color, drawn[part].measured, hatch_of(drawn[part], canvas.style)
+            color = drawn[part].color
+            measured = drawn[part].measured
+            hatch = hatch_of(drawn[part], canvas.style)
             edge = "white" if measured and canvas.style.patterns else color
             entries.append((Patch(facecolor=color if measured else "white", edgecolor=edge, hatch=hatch), part))
         canvas.legend(entries)

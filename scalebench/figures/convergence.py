@@ -49,7 +49,8 @@ class Convergence(Figure):
         (panels,) = canvas.grids((len(drawn), per_row, 2.1), together=len(axes) * len(counts))
         for panel, (group, axis, count) in zip(panels, drawn, strict=True):
             own = table[(table["workers"] == count) | (table["strategy"] == "serial")]
-            shown, x = own[own["series"].isin(group)], _X[axis]
+            shown = own[own["series"].isin(group)]
+            x = _X[axis]
             words = counted(count, "worker")
             title = f"{words}: {group_name(group)}" if len(groups) > 1 else words
             panel.title(title, f"{words}, against {axis}")
@@ -108,7 +109,8 @@ def _by_epoch(results: Results) -> pd.DataFrame:
     numbers = measured.groupby(["point", "epoch"]).size()
     begins = numbers.cumsum() - numbers
     metrics, times = (measured[name].to_numpy(dtype=float) for name in ("test_metric", "elapsed_s"))
-    name, parts = str(runs["metric_name"].dropna().iloc[0]), []
+    name = str(runs["metric_name"].dropna().iloc[0])
+    parts = []
     for n in numbers.unique():  # epochs with equally many repetitions at once
         rows = begins[numbers == n].to_numpy()[:, None] + np.arange(n)
         metric = metric_interval(metrics[rows], name)

@@ -172,7 +172,8 @@ def _draw_line(panel: Panel, plane: Plane, look: Look | None, beside: float) -> 
     All is shifted by `beside`, a share of the axis, so that bars at the same value do not cover each other.
     """
     (axis,) = plane.axes
-    x, y = np.asarray(axis.values), plane.train_s[:, 0]
+    x = np.asarray(axis.values)
+    y = plane.train_s[:, 0]
     x = x * (x.max() / x.min()) ** beside if _logarithmic(axis.values) else x + beside * (x.max() - x.min())
     style = look.line("modelled") if look else Look(NEUTRAL, "o", 0).line("modelled")
     panel.ax.plot(x, y, **style | {"marker": ""})
@@ -187,8 +188,10 @@ def _draw_line(panel: Panel, plane: Plane, look: Look | None, beside: float) -> 
 
 def _draw_map(panel: Panel, plane: Plane, scale: LogNorm) -> None:
     rows, columns = plane.axes
-    x, y = np.asarray(columns.values), np.asarray(rows.values)
-    ax, top = panel.ax, len(plane.components) - 0.5
+    x = np.asarray(columns.values)
+    y = np.asarray(rows.values)
+    ax = panel.ax
+    top = len(plane.components) - 0.5
     mesh = ax.pcolormesh(x, y, plane.train_s, norm=scale, cmap="Greys", shading="nearest", rasterized=True)
     ticks = LogLocator(subs=(1.0, 2.0, 5.0))
     ax.figure.colorbar(mesh, ax=ax, label="training time (s)", ticks=ticks, format=lambda value, _: f"{value:,.10g}")
@@ -279,7 +282,8 @@ def _draw(errors: pd.DataFrame, canvas: Canvas) -> None:
     handles.append((Line2D([], [], linestyle="", marker="_", color=_GREY), "linear scaling"))
     handles.append((Line2D([], [], linestyle=":", color="#888888"), "equal"))
     canvas.legend(handles)
-    mape, linear = errors["error"].abs().mean(), errors["linear_error"].abs().mean()
+    mape = errors["error"].abs().mean()
+    linear = errors["linear_error"].abs().mean()
     held = errors["held"].mean()
     coverage = f"; {held:.0%} lie in the 95 % interval of their prediction" if not math.isnan(held) else ""
     canvas.say(

@@ -97,14 +97,16 @@ def _draw(panel: Panel, one: Scaling, own: pd.DataFrame, look: dict[str, Look]) 
     """Draw the points of a series, its law with the band, and the knee."""
     assert one.advice is not None
     series, best, knee = one.series, one.best, one.advice.knee
-    color, sure = look[str(own["series"].iloc[0])].color, not no_band(series)
+    color = look[str(own["series"].iloc[0])].color
+    sure = not no_band(series)
     last = float(series.counts[-1])
     end = max(last, min(_BEYOND * last, one.advice.limit))
     at = np.unique(np.append(2 ** np.linspace(0, math.log2(end), math.ceil(_PER_OCTAVE * math.log2(end)) + 1), last))
     at = at[(at >= series.counts[0]) & ((at <= 1) | (at >= 2))]
     panel.curve(own, "train_s", look, low="low_s", high="high_s", shift=False, connect=False)
     band = curve(one.candidates, series, at)
-    inside, outside = at <= last, at >= last
+    inside = at <= last
+    outside = at >= last
     panel.ax.plot(at[inside], band.value[inside], color=color, linewidth=1.3, zorder=2)
     panel.ax.plot(at[outside], band.value[outside], color=color, linewidth=1.3, linestyle="--", zorder=2)
     panel.ax.set_yscale("log")

@@ -106,7 +106,8 @@ def _draw(panel: Panel, name: str, group: Sequence[str], table: pd.DataFrame, lo
     own = table[inside]
     panel.title(f"against {name}")
     panel.reductions(own, table[~inside], look, table["workers"])
-    low, high = min(100 * own["reduction"].min(), 0.0), max(100 * own["reduction"].max(), 0.0)
+    low = min(100 * own["reduction"].min(), 0.0)
+    high = max(100 * own["reduction"].max(), 0.0)
     edge = 0.06 * max(high - low, 1.0)
     panel.ax.set_ylim(low - edge, high + edge)  # whatever the series of other panels are
     panel.workers_axis(table["workers"])

@@ -43,7 +43,8 @@ class TimeToTarget(Figure):
             raise EmptyFigureError("no run with a target took any time")
         table = table.assign(n=table["n_reached"], interval=table["target_interval"])
         baseline, compared = _against(canvas.selection.of(name_series(target_ratios(results))))
-        target, epochs = float(table["target_metric"].iloc[0]), int(results.completed["epochs"].max())
+        target = float(table["target_metric"].iloc[0])
+        epochs = int(results.completed["epochs"].max())
         shown = {name for name, (value, *_) in _QUANTITIES.items() if table[value].notna().any()}
         names = [name for name in canvas.wanted(self.panels) if name in shown or (name == "reduction" and baseline)]
         if not names:

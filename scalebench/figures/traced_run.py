@@ -79,7 +79,8 @@ def _draw(
     colors = TASKS | {"serving": SERVING}
     ((panel,),) = canvas.grids((1, 1, 0.62 + _LANE_IN * len(lanes)))
     panel.title(timeline.title)
-    ax, end = panel.ax, max(bar.end_s for _, bars in lanes for bar in bars)
+    ax = panel.ax
+    end = max(bar.end_s for _, bars in lanes for bar in bars)
     scale, unit = (1e3, "ms") if end < 1 else (1.0, "s")
     edged = sum(len(bars) for _, bars in lanes) <= _EDGES_UP_TO
     for place, (lane, bars) in enumerate(lanes):
@@ -112,7 +113,8 @@ def _bars_of(lane: Lane, low: float, high: float) -> Iterator[Bar]:
     """Merge adjacent laps of one group into one bar, but start a new bar at each forward pass."""
     last: Bar | None = None
     for lap in lane.laps:
-        begin, end = max(lap.begin_s, low), min(lap.end_s, high)
+        begin = max(lap.begin_s, low)
+        end = min(lap.end_s, high)
         if end <= begin:
             continue
         if last and last.group == lap.group and begin - last.end_s < 1e-9 and lap.activity != "forward":
@@ -150,7 +152,8 @@ def draw_task_graph(
                 for name in node.after:
                     _draw_edge(ax, places[name], node)
             for node in nodes:
-                low, high = min(node.workers) - _HALF, max(node.workers) + _HALF
+                low = min(node.workers) - _HALF
+                high = max(node.workers) + _HALF
                 box = FancyBboxPatch(
                     (node.depth - _HALF, low), 2 * _HALF, high - low, boxstyle="round,pad=0.02", linewidth=0
                 )

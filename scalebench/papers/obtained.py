@@ -223,7 +223,8 @@ def _over(rows: Rows, values: Callable[[pd.DataFrame], pd.Series[float]]) -> Mea
 
 def _compared(rows: Rows, table: pd.DataFrame, baseline: str, name: str) -> Measured | None:
     """Return the column `name` of a table of ratios with its interval; None without a finite value."""
-    same, first = table["baseline"].eq(baseline), rows.at.iloc[0]
+    same = table["baseline"].eq(baseline)
+    first = rows.at.iloc[0]
     for column in ("execution", "engine", "label", "workers"):
         same &= table[column].eq(first[column])
     if not same.any():

@@ -264,7 +264,8 @@ def _plan(plan: Plan, picture: Path) -> list[str]:
 
 
 def _pictures(paper: Paper, scale: str, results: Results, folder: Path) -> list[str]:
-    executions, scaling = dict.fromkeys(results.completed["execution"]), results.study.get("scaling", "strong")
+    executions = dict.fromkeys(results.completed["execution"])
+    scaling = results.study.get("scaling", "strong")
     figures = [figure for execution in executions for figure in _FIGURES.get(execution, _OF_TRAINED)]
     lines = []
     for name in dict.fromkeys(figure.format(scaling=scaling) for figure in figures):
@@ -308,7 +309,8 @@ class Plan(StrictModel):
         with house_style(REPORT):
             figure = Figure(figsize=_SIZE_IN, layout="constrained")
             memory, choice = figure.subplots(1, 2)
-            names, left = list(memories), [0.0] * len(memories)
+            names = list(memories)
+            left = [0.0] * len(memories)
             for part, colour in _PARTS.items():
                 values = [getattr(each, part) / _GIB for each in memories.values()]
                 memory.barh(names, values, left=left, color=colour, label=part)

@@ -161,11 +161,9 @@ def _curve(pair: Pair) -> str:
 
 def _lines(axis: Any, own: Sequence[Pair]) -> None:
     """Draw a line for each strategy, and for each argument of the quantity where several are here."""
-    first, names, what = (
-        own[0].published,
-        [pair.published.strategy for pair in own],
-        in_words(own[0].published.quantity),
-    )
+    first = own[0].published
+    names = [pair.published.strategy for pair in own]
+    what = in_words(own[0].published.quantity)
     arguments = [pair.published.quantity.partition("@")[2] for pair in own]
     if len(set(arguments)) > 1:
         names = [", ".join(both) for both in zip(names, arguments, strict=True)]
@@ -173,7 +171,8 @@ def _lines(axis: Any, own: Sequence[Pair]) -> None:
     lines = list(dict.fromkeys(names))[::-1]
     for line, pair in zip(names, own, strict=True):
         if pair.obtained is not None:
-            y, kind = lines.index(line), pair.obtained.execution.split()[0]
+            y = lines.index(line)
+            kind = pair.obtained.execution.split()[0]
             axis.plot(pair.published.value, y, "x", color="black", alpha=0.5, markeredgewidth=3, label="published")
             value, low, high = pair.obtained.measured[:3]
             axis.plot(value, y, "o", color="black", fillstyle=FILLS.get(kind, "none"),

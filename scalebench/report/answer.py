@@ -225,7 +225,8 @@ def _time(one: Comparison, results: Results, baseline: str, brief: bool, obtaine
 
 def _metric(one: Comparison, brief: bool) -> Iterator[Phrase]:
     """The verdict on the metric, by the function of `scalebench compare`."""
-    word, verdict = metric_word(one.metric_name or "accuracy"), one.metric_verdict
+    word = metric_word(one.metric_name or "accuracy")
+    verdict = one.metric_verdict
     if verdict == "not compared":
         yield Phrase(f"what that costs in {word} was not measured", "strong")
         return
@@ -384,7 +385,8 @@ def _to_target(found: Sequence[Comparison], results: Results) -> ToTarget | None
 
     Order: the largest worker count, then native before paced before virtual, then the least time to the target.
     """
-    table, cells = target_ratios(results), times_to_target(results)
+    table = target_ratios(results)
+    cells = times_to_target(results)
     table = table[table["reduction"].notna() & is_representative(table)]
     rows = {(row["execution"], row["engine"], row["label"], row["workers"], row["baseline"]): row
             for row in table.to_dict("records")}  # fmt: skip
@@ -410,7 +412,8 @@ def _target_answer(one: Comparison, results: Results, *, brief: bool = False) ->
     Where one of them does not reach it at this worker count, a second sentence has the largest count at which both do.
     A `brief` sentence does not name the interval.
     """
-    table, cells = target_ratios(results), times_to_target(results)
+    table = target_ratios(results)
+    cells = times_to_target(results)
     own = table[(table["execution"] == one.execution) & (table["engine"] == one.engine) & (table["label"] == one.label)]
     own = own[(own["baseline"] == one.baseline.partition("(")[0]) & is_representative(own)]
     both = own[own["reduction"].notna() & (own["workers"] > 1)].sort_values("workers").to_dict("records")
@@ -451,12 +454,14 @@ def _comparison(
     baseline: str = "",
 ) -> Sentence:
     both, label = _cells_of(row, one, cells), one.label
-    low, high = row["reduction_low"], row["reduction_high"]
+    low = row["reduction_low"]
+    high = row["reduction_high"]
     change = f"{share(row['reduction'])} {'less' if row['reduction'] >= 0 else 'more'} time to {aim}"
     if low <= 0 <= high and low < high:
         message, than = f"{'w' if start else 'W'}hether {label} reaches {aim} sooner is not shown", "against"
     else:
-        message, than = f"{label} {'takes' if math.isfinite(low) else 'took'} {change}", "than"
+        message = f"{label} {'takes' if math.isfinite(low) else 'took'} {change}"
+        than = "than"
     interval = "no interval"
     if math.isfinite(low):
         interval = reduction_range(low, high)

@@ -319,7 +319,8 @@ def in_the_dark(color: str) -> str:
     if spread <= _GREY:
         light = 0.09 + 0.85 * (1 - light)
     elif light > _LIGHT:
-        light, saturation = 0.12 + 0.6 * (1 - light), min(saturation, 0.6)
+        light = 0.12 + 0.6 * (1 - light)
+        saturation = min(saturation, 0.6)
     else:
         saturation = min(saturation, 0.75) if light < _VISIBLE else saturation
         light = _VISIBLE + (_LIGHT - _VISIBLE) * light / _LIGHT  # keeps shades of one hue apart

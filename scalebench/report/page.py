@@ -184,7 +184,8 @@ def _cost(compared: Sequence[Comparison]) -> Table:
 
 def _target(results: Results) -> Table:
     """Time and epochs to the target metric of every cell, with the runs that never reached it, and the time saved."""
-    table, ran = times_to_target(results), set(results.completed["strategy"])
+    table = times_to_target(results)
+    ran = set(results.completed["strategy"])
     against = [f"target-vs-{name}" for name in BASELINES if name in ran]
     table = with_ratios(results, table, against)
     known = quantities(table["metric_name"].dropna().unique())

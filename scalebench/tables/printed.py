@@ -309,7 +309,8 @@ def widths_pt(table: Table, *, apart: bool = False) -> list[float]:
 
 def names_stand_apart(table: Table) -> bool:
     """Return True if shared values stand in rows of their own: beside them no column fits a column of a page."""
-    widths, keys = widths_pt(table), _keys(table)
+    widths = widths_pt(table)
+    keys = _keys(table)
     shared = sum(width for width, column in zip(widths, table.columns, strict=True) if column.shared)
     return 0 < shared <= COLUMN_PT < sum(widths[:keys]) + min(widths[keys:], default=0)
 
@@ -319,7 +320,8 @@ def fitting(table: Table, most_telling: Sequence[str]) -> Table:
 
     Where the keys leave no room for any there, the columns fit the width of the page; one is kept in any case.
     """
-    widths, number = widths_pt(table), _keys(table)
+    widths = widths_pt(table)
+    number = _keys(table)
     keys = sum(widths[:number])
     if names_stand_apart(table):
         shared = sum(column.shared for column in table.columns)

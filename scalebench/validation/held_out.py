@@ -183,7 +183,8 @@ def _compute(base: Any, assumed: _Assumed) -> float:
     """Return seconds of compute with which the step of `base` takes as long as it was measured."""
     from scipy.optimize import brentq
 
-    step, measured = _step(base, assumed), float(base.seconds)
+    step = _step(base, assumed)
+    measured = float(base.seconds)
     least = measured / 20  # where a slow link would leave no time for compute
     if step(least) >= measured:
         return least
@@ -235,7 +236,8 @@ def _compute_range(row: Any, base: Any) -> tuple[float, float, float]:
     """Return the compute of `row` relative to that of its base, and the least and the most of it relative to that."""
     samples = float(row.batch_per_worker) / float(base.batch_per_worker)
     samples = samples if math.isfinite(samples) else 1.0
-    least, most = math.sqrt(min(1.0, 1 / samples)), math.sqrt(max(1.0, 1 / samples))
+    least = math.sqrt(min(1.0, 1 / samples))
+    most = math.sqrt(max(1.0, 1 / samples))
     if pd.notna(row.data) and not str(row.data).startswith("synthetic"):
         inside = [one.workers / one.nodes for one in (base, row)]
         most *= math.sqrt(max(1.0, inside[1] / inside[0]))
@@ -288,7 +290,9 @@ def predict_collectives(group: pd.DataFrame, fit: LinkFit, least: float) -> list
                 Network(stated_cluster(row, share), -(-int(row.workers) // int(row.nodes))) for share in (1.0, least)
             ]
             times = [one.time(mean) for one in network]
-            low, centre, high = max(low, times[0]), max(centre, times[0]), max(high, times[1])
+            low = max(low, times[0])
+            centre = max(centre, times[0])
+            high = max(high, times[1])
         doublings = abs(math.log2(row.workers / before.workers))
         linear = step_seconds(before, float(before.value))
         rows.append(prediction_row(row, centre, low, high, linear, doublings))

@@ -199,7 +199,9 @@ def communication_s(row: Any, share: float = 1.0, *, one_flow: bool = True, flow
     gather before forward and, unless parameters stay gathered, another before backward, and a scatter; layer by layer
     where the row states how many there are.
     """
-    workers, nodes, nbytes = int(row.workers), int(row.nodes), gradient_bytes(row)
+    workers = int(row.workers)
+    nodes = int(row.nodes)
+    nbytes = gradient_bytes(row)
     inside = -(-workers // nodes)
     cluster = stated_cluster(row, share, one_flow=one_flow, flow_share=flow_share)
     kind = family(str(row.strategy))

@@ -169,10 +169,15 @@ def _gpt(row: Any) -> Gpt:
 
 def step_parts(row: Any) -> StepParts:
     """Return the seconds of a step by the rule above."""
-    model, degree, stages, samples = _gpt(row), int(row.tensor), int(row.pipeline), int(row.micro_batch)
-    roofline, network = Roofline(load_device(str(row.device)), "float16"), _network(row)
+    model = _gpt(row)
+    degree = int(row.tensor)
+    stages = int(row.pipeline)
+    samples = int(row.micro_batch)
+    roofline = Roofline(load_device(str(row.device)), "float16")
+    network = _network(row)
     by_sequence = row.by_sequence == "yes"
-    blocks, pieces = model.layers / stages, int(row.batch) // int(row.data) // samples
+    blocks = model.layers / stages
+    pieces = int(row.batch) // int(row.data) // samples
     kernels = block_kernels(model, degree, by_sequence=by_sequence)
     forward, backward = passes_s(kernels, roofline, samples)
     again, _ = passes_s(computed_again(kernels, str(row.recompute)), roofline, samples)
@@ -237,7 +242,10 @@ class Memory(NamedTuple):
 
 def memory_gib(row: Any) -> Memory:
     """Return the memory of a device of the first stage by the rule above."""
-    model, degree, stages, chunks = _gpt(row), int(row.tensor), int(row.pipeline), int(row.chunks)
+    model = _gpt(row)
+    degree = int(row.tensor)
+    stages = int(row.pipeline)
+    chunks = int(row.chunks)
     parameters = (model.layers * model.block_parameters / stages + model.embedding_parameters) / degree
     pieces = int(row.batch) // int(row.data) // int(row.micro_batch)
     moves = scheduled("interleaved" if chunks > 1 else "1f1b", 0, stages, pieces, chunks)
@@ -287,8 +295,10 @@ class Gpt:
 
 def block_kernels(model: Gpt, degree: int, *, by_sequence: bool) -> list[Kernel]:
     """Return the kernels of a block for one sample on one of `degree` devices."""
-    h, places = float(model.width), model.tokens * float(model.width)
-    own, scores = places / degree, model.heads * float(model.tokens) ** 2 / degree
+    h = float(model.width)
+    places = model.tokens * float(model.width)
+    own = places / degree
+    scores = model.heads * float(model.tokens) ** 2 / degree
     whole = own if by_sequence else places  # of norms, dropout and residuals
 
     def product(name: str, wide: float, narrow: float, moved: float, kept: float) -> Kernel:
@@ -319,7 +329,8 @@ def block_kernels(model: Gpt, degree: int, *, by_sequence: bool) -> list[Kernel]
 
 def head_kernels(model: Gpt, degree: int) -> list[Kernel]:
     """Return the kernels behind the last block: the product with the vocabulary, and the loss in float32."""
-    places, scores = model.tokens * float(model.width), model.tokens * model.vocabulary / degree
+    places = model.tokens * float(model.width)
+    scores = model.tokens * model.vocabulary / degree
     weights = float(model.width) * model.vocabulary / degree
     return [
         Kernel("logits", 2 * model.tokens * weights, places + scores, 0.0, weights),

@@ -94,7 +94,9 @@ def predict_pipelines(table: pd.DataFrame) -> pd.DataFrame:
 
 def _prediction(base: Any, alike: Any, row: Any) -> dict[str, Any]:
     """Return the prediction of a row, in seconds of a step; `alike` is the row of one device for the bubble."""
-    stages, pieces, batch = int(row.stages), int(row.micro_batches), int(row.batch)
+    stages = int(row.stages)
+    pieces = int(row.micro_batches)
+    batch = int(row.batch)
     roofline = Roofline(load_device(str(row.device)))
     alone = Stated(float(base.batch / base.samples_per_s), int(base.batch))
     platform = Platform(linked(str(row.links), stages), Scaled(alone, roofline, roofline))
@@ -178,7 +180,9 @@ def find_plans(table: pd.DataFrame, folder: Path) -> list[FoundPlan]:
     """Return each published plan beside the one that the rule finds from the profile in `folder`."""
     found = []
     for row in records(table):
-        profile, workers, published = read_profile(folder / str(row.profile)), int(row.workers), _stages(row.stages)
+        profile = read_profile(folder / str(row.profile))
+        workers = int(row.workers)
+        published = _stages(row.stages)
         costs = _costs(profile, workers, float(row.bandwidth_bytes_per_s))
         stages, found_s = _fastest_stages(costs)
         begins = [str(profile["layer"].iloc[first]) for first, _ in stages]
@@ -196,7 +200,8 @@ def _costs(profile: pd.DataFrame, workers: int, bandwidth: float) -> Floats:
     )
     outputs = profile["activation_bytes"].to_numpy(dtype=float)
     crossing = 2 * np.concatenate([[0.0], outputs[:-1], [0.0]]) / bandwidth  # at a border before layer 0, 1, ...
-    compute, owned = seconds[None] - seconds[:, None], parameters[None] - parameters[:, None]
+    compute = seconds[None] - seconds[:, None]
+    owned = parameters[None] - parameters[:, None]
     ends = np.maximum(crossing[:, None], crossing[None])
     stages = []
     for replicas in range(1, workers + 1):

@@ -72,9 +72,12 @@ def predict_placements(table: pd.DataFrame) -> pd.DataFrame:
     """Return the predictions of the held placements, by the others of their model."""
     rows: list[dict[str, Any]] = []
     for name, group in table.groupby("model"):
-        base, held = group[~group["held"]], group[group["held"]]
-        model, nodes = _calibrate(base), base["nodes"].max()
-        predicted, linear = _seconds(model, held), _compute(model, held)
+        base = group[~group["held"]]
+        held = group[group["held"]]
+        model = _calibrate(base)
+        nodes = base["nodes"].max()
+        predicted = _seconds(model, held)
+        linear = _compute(model, held)
         replicas = base["replicas"].max()
         for row, seconds, alone in zip(records(held), predicted, linear, strict=True):
             distance = model.between.distance(int(row.replicas), int(row.nodes), _NBYTES)
@@ -114,7 +117,8 @@ def _calibrate(rows: pd.DataFrame) -> _Model:
         for part in (middle[middle["nodes"] == 1], middle[middle["nodes"] > 1])
     )
     plain = _Model(one_worker, inside, between, 0.0, 0.0, 0.0)
-    compute, measured = _compute(plain, several), several["step_time_s"].to_numpy()
+    compute = _compute(plain, several)
+    measured = several["step_time_s"].to_numpy()
     parts = np.stack([_synchronisation(plain, several), compute * _wait(several)], axis=1)
     (unhidden, jitter), _ = nnls(parts / measured[:, None], (measured - compute) / measured)
     fitted = plain._replace(unhidden=float(unhidden), jitter=float(jitter))

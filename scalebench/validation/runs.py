@@ -173,7 +173,8 @@ def _predicted(
 
 def _half_of_communication(machine: Machine, point: _Point) -> float:
     """Return half the width, on logs, of the interval of a collective at the point."""
-    workers, nodes = int(point.first["workers"]), int(point.first["nodes"])
+    workers = int(point.first["workers"])
+    nodes = int(point.first["nodes"])
     fit = fit_engine(machine.engines, str(point.first["engine"]), inside=nodes == 1) if workers > 1 else None
     if fit is None:
         return 0.0
@@ -217,7 +218,8 @@ def _row(results: Results, machine: Machine, point: _Point, predicted: tuple[flo
 
 def _doublings(machine: Machine, point: _Point) -> float:
     """Return doublings of workers, nodes or bytes, whichever is most, beyond the collectives that price the point."""
-    workers, nodes = int(point.first["workers"]), int(point.first["nodes"])
+    workers = int(point.first["workers"])
+    nodes = int(point.first["nodes"])
     if workers == 1:
         return 0.0
     nearest = machine.engines.of(str(point.first["engine"]), workers, nodes)

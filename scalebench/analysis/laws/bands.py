@@ -56,7 +56,8 @@ _BISECTIONS = 22  # a few millionths of the width
 
 def no_band(series: Series) -> str:
     """Reason for missing intervals, empty if there are intervals."""
-    repetitions, counts = len(np.unique(series.repetition)), len(series.counts)
+    repetitions = len(np.unique(series.repetition))
+    counts = len(series.counts)
     if repetitions < FEWEST_REPETITIONS:
         return f"no intervals: they want {FEWEST_REPETITIONS} repetitions, there are {repetitions}"
     if counts < FEWEST_COUNTS:
@@ -76,7 +77,8 @@ def no_extrapolation(series: Series) -> str:
     """Reason for a missing band beyond the largest worker count, empty if there is one."""
     if len(series.counts) >= COUNTS_TO_EXTRAPOLATE:
         return ""
-    largest, counts = series.counts[-1], len(series.counts)
+    largest = series.counts[-1]
+    counts = len(series.counts)
     return f"no band beyond {largest:.0f} workers: it wants {COUNTS_TO_EXTRAPOLATE} worker counts, there are {counts}"
 
 
@@ -133,7 +135,8 @@ def parameter_interval(fit: Fit, series: Series, parameter: Parameter) -> Measur
     gradient = np.array([(value(x + move) - value(x)) / move.sum() for move in np.diag(step)])
     error, freedom = _errors(fit, gradient[None, :], shared_noise(series), _simulation(series))
     half = float(stdtrit(freedom[0], 1 - _TAIL) * error[0])
-    low, high = max(value(x) - half, 0.0), value(x) + half
+    low = max(value(x) - half, 0.0)
+    high = value(x) + half
     if reciprocal:
         return Measured(parameter.of(x), 1 / high, 1 / low if low > 0 else math.inf)
     return Measured(parameter.of(x), low, high).within(parameter.least, parameter.most)
@@ -183,10 +186,12 @@ def _averaged_limits(
     half = stdtrit(freedoms, 1 - tail) * errors
     limits = []
     for sign in (-1.0, 1.0):
-        inner, outer = (sign * centres - half).min(axis=0), (sign * centres + half).max(axis=0)
+        inner = (sign * centres - half).min(axis=0)
+        outer = (sign * centres + half).max(axis=0)
         for _ in range(_BISECTIONS):
             middle = (inner + outer) / 2
             below = np.einsum("i,ij->j", weights, stdtr(freedoms, (middle - sign * centres) / errors)) < 1 - tail
-            inner, outer = np.where(below, middle, inner), np.where(below, outer, middle)
+            inner = np.where(below, middle, inner)
+            outer = np.where(below, outer, middle)
         limits.append(sign * outer)
     return limits[0], limits[1]

@@ -208,7 +208,8 @@ class Fit:
 def fit(law: Law, series: Series, leave_out: float | None = None) -> Fit:
     """Least squares of log T over all runs of `series` except those at `leave_out` workers."""
     kept = series.at != leave_out
-    at, logs = series.at[kept], np.log(series.seconds[kept])
+    at = series.at[kept]
+    logs = np.log(series.seconds[kept])
     counts, place, number = np.unique(at, return_inverse=True, return_counts=True)
     weights = number.astype(float)
     means = np.bincount(place, logs) / weights
@@ -252,7 +253,8 @@ def nonnegative(columns: Array, logs: Array, weights: Array) -> Array:
         if ahead > now:
             break
         settled = now - ahead <= _SETTLED * now + weights.sum() * _NOISELESS**2
-        x, now = x + length * step, ahead
+        x = x + length * step
+        now = ahead
         if settled:
             break
     return x
@@ -280,12 +282,14 @@ def shared_noise(series: Series) -> SharedNoise:
     _, repetition, size = np.unique(series.repetition, return_inverse=True, return_counts=True)
     deviation = logs - (np.bincount(cell, logs) / number)[cell]
     shared = np.bincount(repetition, deviation) / size
-    repetitions, counts = len(size), len(number)
+    repetitions = len(size)
+    counts = len(number)
     if repetitions < 2:
         return SharedNoise(0.0, 1)
     squares = float(np.sum(size * shared**2))
     rest = max(float(np.sum(deviation**2)) - squares, 0.0)
-    freedom, other = repetitions - 1, (repetitions - 1) * (counts - 1)
+    freedom = repetitions - 1
+    other = (repetitions - 1) * (counts - 1)
     mean_square = squares / freedom
     if squares <= 0 or (rest > 0 and fdtrc(freedom, other, mean_square / (rest / other)) > _SEEN):
         return SharedNoise(0.0, freedom)
@@ -320,7 +324,8 @@ class Candidate:
 def candidates(laws: Sequence[Law], series: Series) -> tuple[list[Candidate], list[str]]:
     """Fitted laws, best first, and the reasons for leaving laws out."""
     fits, notes = [], []
-    counts, runs = len(series.counts), len(series.at)
+    counts = len(series.counts)
+    runs = len(series.at)
     for law in laws:
         size = len(law.parameters)
         if counts < size + 1:

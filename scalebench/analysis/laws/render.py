@@ -73,7 +73,8 @@ def parameter(kind: Parameter, estimate: Measured) -> str:
     """`c 241 µs [238, 244]`, `s 0.00695 [0.0062, 0.0077]`."""
     if kind.unit == "s" and 0 < estimate.value < math.inf:
         number, word = seconds(estimate.value).split()
-        factor, unit = float(number.replace(",", "")) / estimate.value, f" {word}"
+        factor = float(number.replace(",", "")) / estimate.value
+        unit = f" {word}"
     elif kind.unit == "B/s" and estimate.value < math.inf:
         factor, unit = next(
             (1 / size, f" {name}")

@@ -66,7 +66,8 @@ class SeriesWork:
     def bytes_sent(self, n: Array) -> Array:
         """Payload of one worker at `n` workers."""
         counts, syncs, sent = (part[self._shared] for part in (self.counts, self.measured_syncs, self.measured_bytes))
-        each, log = sent / syncs, np.log2(counts)
+        each = sent / syncs
+        log = np.log2(counts)
         at = np.interp(np.log2(np.maximum(n, 1.0)), log, each)
         if len(counts) > 1:
             slope = (each[-1] - each[-2]) / (log[-1] - log[-2])
@@ -280,7 +281,8 @@ def workload_of(runs: pd.DataFrame) -> SeriesWork | None:
 
 def _power_law(n: Array, counts: Array, values: Array, beyond: float) -> Array:
     """Interpolate `values` at `counts` linearly in log-log, with slope `beyond` outside."""
-    log, at = np.log(counts), np.log(n)
+    log = np.log(counts)
+    at = np.log(n)
     inside = np.interp(at, log, np.log(values))
     outside = np.maximum(at - log[-1], 0.0) + np.minimum(at - log[0], 0.0)
     return np.asarray(np.exp(inside + beyond * outside))

@@ -174,7 +174,8 @@ def advise(found: Sequence[Candidate], series: Series, efficiency: float) -> Adv
     def log_efficiency(n: Array) -> Array:
         return np.asarray(log_speed(n) - np.log(n))
 
-    level, measured = math.log(efficiency), int(series.counts[-1])
+    level = math.log(efficiency)
+    measured = int(series.counts[-1])
     knee, knee_at = _highest(at, knee_height)
     worth, worth_at = 0, math.nan
     if len(enough := np.flatnonzero(log_efficiency(at) >= level - _ROUNDING)):
@@ -182,7 +183,8 @@ def advise(found: Sequence[Candidate], series: Series, efficiency: float) -> Adv
         whole = _whole_around(at, place)
         worth = int(whole[log_efficiency(whole) >= level - _ROUNDING].max(initial=1))
         worth_at = max(_crossing(at, log_efficiency(at), level, place), float(worth))
-    of_knee, of_worth = Measured(knee_at), Measured(worth_at)
+    of_knee = Measured(knee_at)
+    of_worth = Measured(worth_at)
     if not no_band(series):
         of_knee = _around(*_elasticity(at, found, series), 0.5, knee_at)
         if worth and not (base and math.isnan(base.variance)):
@@ -213,7 +215,8 @@ def _highest(at: Array, height: Callable[[Array], Array]) -> tuple[int, float]:
 
 def _whole_around(at: Array, place: int) -> Array:
     """Integers around `at[place]`, up to its neighbours."""
-    low, high = at[max(place - 1, 0)], at[min(place + 1, len(at) - 1)]
+    low = at[max(place - 1, 0)]
+    high = at[min(place + 1, len(at) - 1)]
     return np.arange(math.floor(low + _ROUNDING), math.ceil(high - _ROUNDING) + 1, dtype=float)
 
 

@@ -245,7 +245,8 @@ def small_test_set(evidence: Evidence, most: float = 0.01) -> Iterator[Finding]:
     runs = runs[(runs["metric_name"] == "accuracy") & runs["final_metric"].between(0, 1) & (runs["n_test"] > 0)]
     if runs.empty:
         return
-    accuracy, samples = float(runs["final_metric"].median()), int(runs["n_test"].min())
+    accuracy = float(runs["final_metric"].median())
+    samples = int(runs["n_test"].min())
     error = math.sqrt(accuracy * (1 - accuracy) / samples)
     if error > most:
         yield finding(
@@ -263,7 +264,8 @@ def failed_runs(evidence: Evidence) -> Iterator[Finding]:
     failed = evidence.results.failed
     completed = evidence.runs.groupby(CELL, dropna=False).size().rename("completed").reset_index()
     failed = failed.merge(completed, on=CELL, how="left")
-    lost, thinned = failed[failed["completed"].isna()], failed[failed["completed"].notna()]
+    lost = failed[failed["completed"].isna()]
+    thinned = failed[failed["completed"].notna()]
     parts = []
     if len(lost):
         cells = counted(len(lost[CELL].drop_duplicates()), "cell")
@@ -333,7 +335,8 @@ def still_wide(evidence: Evidence) -> Iterator[Finding]:
     until = evidence.results.study.get("until")
     if not isinstance(until, Mapping) or not isinstance(until.get("ci_width"), int | float):
         return
-    asked, level = float(until["ci_width"]), partial(level_of, evidence.results.study)
+    asked = float(until["ci_width"])
+    level = partial(level_of, evidence.results.study)
     logs = {
         place: np.log(own["train_s"].to_numpy(dtype=float))
         for place, own in timed(evidence.results).groupby(CELL, dropna=False)

@@ -104,7 +104,8 @@ def falling_steps(evidence: Evidence) -> Iterator[Finding]:
     runs = evidence.runs[evidence.runs["steps_per_epoch"].notna()]
     if (runs["scaling"] == "weak").any() or runs["workers"].nunique() < 2:
         return
-    least, most = runs["workers"].min(), runs["workers"].max()
+    least = runs["workers"].min()
+    most = runs["workers"].max()
     first, last = (runs[runs["workers"] == count]["steps_per_epoch"].median() for count in (least, most))
     if last < 0.9 * first:
         yield finding(

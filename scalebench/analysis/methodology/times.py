@@ -53,7 +53,8 @@ def few_runs(evidence: Evidence) -> Iterator[Finding]:
     option = repeat_option(evidence.results, enough_runs(evidence.results))
     for execution in dict.fromkeys(evidence.cells["execution"]):
         own = evidence.cells[evidence.cells["execution"] == execution]
-        single, few = own[own["n"] == 1], own[(own["n"] > 1) & (own["n"] < ENOUGH_RUNS)]
+        single = own[own["n"] == 1]
+        few = own[(own["n"] > 1) & (own["n"] < ENOUGH_RUNS)]
         few = few[few["interval"] != NOTHING_VARIES]
         if len(single):
             yield finding(
@@ -63,7 +64,8 @@ def few_runs(evidence: Evidence) -> Iterator[Finding]:
                 f"repeat every point: {option}",
             )
         if len(few):
-            low, high = few["n"].min(), few["n"].max()
+            low = few["n"].min()
+            high = few["n"].max()
             runs = f"{low if low == high else f'{low} to {high}'} {'runs' if execution in MEASURED else 'repetitions'}"
             yield finding(
                 "warning" if execution in MEASURED else "note",
@@ -168,7 +170,8 @@ def virtual_error(evidence: Evidence, most: float = 0.15) -> Iterator[Finding]:
     if virtual.empty:
         return
     spread = "spread over repetitions" if states_steps(evidence.results) else "calibration's spread"
-    error, where = error_against_native(evidence.results), f"{counted(len(virtual), 'cell')} of virtual times"
+    error = error_against_native(evidence.results)
+    where = f"{counted(len(virtual), 'cell')} of virtual times"
     if error is None:
         yield finding(
             "note",

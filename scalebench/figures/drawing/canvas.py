@@ -111,7 +111,8 @@ class Canvas:
         everything = list(named["series"])
         if of is not None:
             everything += list(name_series(of.completed)["series"])
-        look, shown = looks(everything), self.selection.of(named)
+        look = looks(everything)
+        shown = self.selection.of(named)
         if self.added:
             shown = named.loc[shown.index.union(named.index[named["execution"] == EXECUTION])]
         self.names = short_names(look)

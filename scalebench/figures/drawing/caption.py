@@ -140,7 +140,8 @@ def _step_time(results: Results, runs: pd.DataFrame, cluster: Cluster | None) ->
     stated = results.study.get("device_step_time")
     if isinstance(stated, int | float):
         return f"step time stated as {seconds(stated)}"
-    last, batches = runs.iloc[-1], set(runs["batch_per_worker"].unique())
+    last = runs.iloc[-1]
+    batches = set(runs["batch_per_worker"].unique())
     times = cluster.step_times_of(str(last["model"]), str(last["dtype"])) if cluster else {}
     used = [f"{seconds(times[batch].step_s)} at batch {batch}" for batch in sorted(times) if batch in batches]
     return f"step time of the cluster file, {', '.join(used)}" if used else ""
@@ -221,7 +222,8 @@ def _batch(runs: pd.DataFrame) -> str:
 
 def _repetitions(runs: pd.DataFrame) -> str:
     cells = runs.groupby(["engine", "label", "workers"]).size()
-    low, high = int(cells.min()), int(cells.max())
+    low = int(cells.min())
+    high = int(cells.max())
     number = f"{low}" if low == high else f"{low}-{high}"
     return f"{number} repetition{'s' if high > 1 else ''}"
 

@@ -246,7 +246,8 @@ class Panel:
             low, high, *ends = np.log10([low, high, *self._ends]) if log else (low, high, *self._ends)
             reach = 0.5 * max(high - low, 0.3 if log else 0.05 * max(abs(low), abs(high)))
             edge = 0.02 * (high - low)
-            low, high = min(low, max(min(ends) - edge, low - reach)), max(high, min(max(ends) + edge, high + reach))
+            low = min(low, max(min(ends) - edge, low - reach))
+            high = max(high, min(max(ends) + edge, high + reach))
             low, high = np.power(10, (low, high)) if log else (low, high)
         self.ax.set_ylim(low, min(high, self._top + 0.03 * (self._top - low)) if math.isfinite(self._top) else high)
 
@@ -322,7 +323,8 @@ class Panel:
         if which == "y":
             self.fit_intervals()
         low, high = getattr(self.ax, f"get_{which}lim")()
-        dense, usual = [tuple(map(float, range(1, 10))), (1.0, 3.0, 5.0, 7.0)], [(1.0, 2.0, 5.0), (1.0, 3.0), (1.0,)]
+        dense = [tuple(map(float, range(1, 10))), (1.0, 3.0, 5.0, 7.0)]
+        usual = [(1.0, 2.0, 5.0), (1.0, 3.0), (1.0,)]
         few = len(_ticks(usual[0], low, high))
         # A short axis, which has fewer than three of the ticks 1, 2 and 5, has more.
         denser = [subs for subs in dense if few < 3 and len(_ticks(subs, low, high)) > few]

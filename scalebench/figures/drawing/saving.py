@@ -62,7 +62,8 @@ def write_caption(stem: Path, caption: str, width_in: float) -> list[Path]:
     Raises:
         OSError: a file cannot be written.
     """
-    text, latex = stem.with_suffix(".txt"), stem.with_suffix(".tex")
+    text = stem.with_suffix(".txt")
+    latex = stem.with_suffix(".tex")
     with open_own(text, "w") as file:
         file.write(f"{caption}\n")
     lines = latex_lines(caption)

@@ -116,7 +116,8 @@ _BREAKS = re.compile(r"(?<=[(,_:/])|(?<=\.)(?!\d)")  # a word may be broken afte
 
 def cross() -> dict[str, Any]:
     """Return matplotlib keywords of the cross over oversubscribed points."""
-    size, edge = 1.4 * rcParams["lines.markersize"], 1.2 * rcParams["lines.markeredgewidth"]
+    size = 1.4 * rcParams["lines.markersize"]
+    edge = 1.2 * rcParams["lines.markeredgewidth"]
     return {"color": NEUTRAL, "linestyle": "", "marker": "x", "markersize": size, "markeredgewidth": edge}
 
 
@@ -127,14 +128,16 @@ def plus() -> dict[str, Any]:
 
 def knee() -> dict[str, Any]:
     """Return matplotlib keywords of the knee of a scaling law."""
-    size, edge = 1.3 * rcParams["lines.markersize"], 0.8 * rcParams["lines.markeredgewidth"]
+    size = 1.3 * rcParams["lines.markersize"]
+    edge = 0.8 * rcParams["lines.markeredgewidth"]
     color = {"color": NEUTRAL, "markerfacecolor": "#FFD400"}
     return {**color, "linestyle": "", "marker": "D", "markersize": size, "markeredgewidth": edge}
 
 
 def wide_interval(color: str = NEUTRAL, *, upright: bool = True) -> dict[str, Any]:
     """Return matplotlib keywords of the mark for an interval that is wider than its panel, along y or along x."""
-    size, edge = 2.6 * rcParams["lines.markersize"], 0.7 * rcParams["lines.markeredgewidth"]
+    size = 2.6 * rcParams["lines.markersize"]
+    edge = 0.7 * rcParams["lines.markeredgewidth"]
     marker = _BOTH_WAYS if upright else _BOTH_WAYS.transformed(Affine2D().rotate_deg(90))
     return {"color": color, "linestyle": "", "marker": marker, "markersize": size, "markeredgewidth": edge}
 
@@ -246,7 +249,8 @@ def looks(series: Iterable[str]) -> dict[str, Look]:
     found = {}
     for place, name in enumerate(ordered):
         hue, marker = given[family(name)]
-        option, shades = members[family(name)].index(name), _SHADES[hue]
+        option = members[family(name)].index(name)
+        shades = _SHADES[hue]
         turn, shade = divmod(option, len(shades))
         inside = _INSIDE[(shade + turn) % len(_INSIDE)]
         dash = _DASHES[turn % len(_DASHES)]
@@ -262,7 +266,8 @@ def _free(family: str, taken: Sequence[tuple[int, str]]) -> tuple[int, str]:
         (_OTHERS[place % len(_OTHERS)], _MARKERS[(place + place // (2 * count)) % count])
         for place in range(first, first + _PLACES)
     ]
-    hues, markers = {hue for hue, _ in taken}, {marker for _, marker in taken}
+    hues = {hue for hue, _ in taken}
+    markers = {marker for _, marker in taken}
     spare = [(hue, marker) for hue in (*range(1, len(_FIXED)), 0) for _, marker in own[:count]]
     free = [look for look in own + spare if look[0] not in hues]
     distinct = [look for look in free if look[1] not in markers]
