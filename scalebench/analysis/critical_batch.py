@@ -66,7 +66,8 @@ def fit_epochs(batches: ArrayLike, epochs: ArrayLike, *, draws: int = 400, seed:
     """
     x = np.asarray(batches, dtype=np.float64)
     y = np.asarray(epochs, dtype=np.float64)
-    if not (np.isfinite(x) & (x > 0)).all() or not (np.isfinite(y) & (y > 0)).all():
+    usable = np.isfinite(x) & (x > 0) & np.isfinite(y) & (y > 0)
+    if not usable.all():
         raise ResultsError("epochs to target: a batch or a number of epochs is missing or not greater than 0")
     if (different := len(np.unique(x))) < LEAST_BATCHES:
         raise ResultsError(

@@ -71,7 +71,10 @@ def _workers_of(runs: pd.DataFrame) -> pd.DataFrame:
     rows = []
     for run in runs[["run_id", "workers", *_LISTS.values()]].to_dict("records"):
         unknown = [None] * int(run["workers"])
-        lists = [unknown if pd.isna(run[column]) else json.loads(run[column]) for column in _LISTS.values()]
+        lists = []
+        for column in _LISTS.values():
+            measured = not pd.isna(run[column])
+            lists.append(json.loads(run[column]) if measured else unknown)
         rows += [(run["run_id"], worker, *own) for worker, own in enumerate(zip(*lists, strict=True))]
     return pd.DataFrame(rows, columns=["run_id", "worker", *_LISTS])
 
@@ -307,7 +310,8 @@ def slow_network(results: Results) -> Iterator[Symptom]:
     engines = runs["strategy"].map(lambda name: charged or preferred_engine(str(name)))
     native = runs[(runs["execution"] == _NATIVE) & (runs["engine"] == engines)]
     cells = _medians(native, [*_ALIKE, "engine"])
-    cells = cells.merge(_medians(runs[runs["execution"] == "virtual"], _ALIKE), on=_ALIKE, suffixes=("", "_priced"))
+    priced = _medians(runs[runs["execution"] == "virtual"], _ALIKE)
+    cells = cells.merge(priced, on=_ALIKE, suffixes=("", "_priced"))
     cells["apart"] = apart = cells["transfer_s"].notna() & cells["transfer_s_priced"].notna()
     cells["took_s"] = cells["transfer_s"].where(apart, cells["comm_s"])
     cells["priced_s"] = cells["transfer_s_priced"].where(apart, cells["comm_s_priced"])

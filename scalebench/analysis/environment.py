@@ -32,8 +32,17 @@ _SHAPES |= dict.fromkeys(("host_hash", "packages_hash"), str)
 def provenance_in(folder: Path) -> list[dict[str, Any]]:
     """Contents of the files in `folder`/provenance, with their names as in rows; unreadable files are left out."""
     files = sorted((folder / "provenance").glob("*.json"))
-    found = [facts | {"provenance": path.stem} for path in files if (facts := _mapping(path)) is not None]
-    return [facts for facts in found if all(isinstance(facts.get(key) or of(), of) for key, of in _SHAPES.items())]
+    found = []
+    for path in files:
+        facts = _mapping(path)
+        if facts is not None:
+            found.append(facts | {"provenance": path.stem})
+    return [facts for facts in found if _has_shape(facts)]
+
+
+def _has_shape(facts: dict[str, Any]) -> bool:
+    """Return True if the keys that are read are of the expected type, or absent."""
+    return all(isinstance(facts.get(key) or expected(), expected) for key, expected in _SHAPES.items())
 
 
 def nodes_in(facts: dict[str, Any]) -> dict[str, dict[str, Any]]:
@@ -46,7 +55,8 @@ def machines_of(runs: pd.DataFrame, provenance: Iterable[dict[str, Any]]) -> dic
     nodes = {facts["provenance"]: nodes_in(facts) for facts in provenance}
     known = {host: facts for own in nodes.values() for host, facts in own.items()}
     used = [host for name in runs["provenance"].dropna().unique() for host in nodes.get(name, {})]
-    return {host: known.get(host) for host in dict.fromkeys([*used, *runs["host_hash"].dropna().unique()])}
+    hosts = dict.fromkeys([*used, *runs["host_hash"].dropna().unique()])
+    return {host: known.get(host) for host in hosts}
 
 
 def hardware(facts: dict[str, Any]) -> str:

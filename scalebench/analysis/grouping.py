@@ -48,7 +48,9 @@ def cells(results: Results) -> pd.DataFrame:
     found = sorted(runs_by_cell(results), key=lambda cell: cell.at.sort_key)
     table = table_by_cell([_row(cell, comparer) for cell in found], [*CELL, *_MEASURED, "interval"])
     every, counted = (of(results).groupby(CELL, dropna=False) for of in (trained, timed))
-    means = counted[_MEANS].mean().where(counted[_MEANS].count().eq(counted.size(), axis=0))
+    # A mean over some repetitions only would stand beside times of all of them.
+    complete = counted[_MEANS].count().eq(counted.size(), axis=0)
+    means = counted[_MEANS].mean().where(complete)
     table = table.merge(every[_SHARED].first().join(means).reset_index(), on=CELL)
     table = table.merge(times_to_target(results)[[*CELL, *_TARGET]], on=CELL, how="left")
     return table[[*CELL, *_SHARED, *_MEASURED, *_MEANS, *_TARGET, "interval"]]

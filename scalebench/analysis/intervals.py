@@ -138,7 +138,9 @@ def difference_interval(
     """
     a, b = equally_many(a, b)
     parts = [of_draw(x) if drawn else of_mean(x) for x, drawn in zip((a, b), draws, strict=True)]
-    return _around(_mean(a) - _mean(b), half_width([*parts, *([error] if error else [])], level), a.shape[-1])
+    if error:
+        parts.append(error)
+    return _around(_mean(a) - _mean(b), half_width(parts, level), a.shape[-1])
 
 
 def calibration_interval(logs: ArrayLike, error: Part | None = None, level: float = LEVEL) -> Measured:
@@ -147,7 +149,10 @@ def calibration_interval(logs: ArrayLike, error: Part | None = None, level: floa
     `error` is the virtual-native error (`native_check.VirtualError`): of a time what it has of its own.
     """
     x = np.asarray(logs, dtype=float)
-    return _around(_mean(x), half_width([of_draw(x), *([error] if error else [])], level), x.shape[-1])
+    parts = [of_draw(x)]
+    if error:
+        parts.append(error)
+    return _around(_mean(x), half_width(parts, level), x.shape[-1])
 
 
 def median_interval(values: ArrayLike, level: float = LEVEL) -> Measured:
@@ -227,12 +232,16 @@ def half_width(parts: Sequence[Part], level: ArrayLike = LEVEL) -> Array:
     with np.errstate(divide="ignore", invalid="ignore"):
         shares = [(v / total) ** 2 / (f + surplus) for v, f in zip(variances, freedoms, strict=True)]
         freedom = np.clip(1 / sum(shares) - surplus, least, sum(freedoms))
-    return np.where(total > 0, np.sqrt(total) * t_quantile(np.where(total > 0, freedom, most), level), 0.0 * total)
+    # Without any variance there are no degrees of freedom either, and the width is zero: NaN stays NaN.
+    varies = total > 0
+    quantile = t_quantile(np.where(varies, freedom, most), level)
+    return np.where(varies, np.sqrt(total) * quantile, 0.0 * total)
 
 
 def weighted_mean(values: ArrayLike, variances: ArrayLike, between: ArrayLike = 0.0) -> Array:
     """Mean along the last axis, with weights 1 / (variance + between)."""
-    weights = 1 / np.maximum(np.asarray(variances, dtype=float) + np.asarray(between)[..., None], _LEAST)
+    variance = np.asarray(variances, dtype=float) + np.asarray(between)[..., None]
+    weights = 1 / np.maximum(variance, _LEAST)
     return np.asarray((weights * values).sum(axis=-1) / weights.sum(axis=-1))
 
 
@@ -247,9 +256,11 @@ def variance_between(groups: Sequence[tuple[ArrayLike, ArrayLike]]) -> Part | No
     freedom = sum(values.shape[-1] - 1 for values, _ in pairs)
     if freedom < BETWEEN_FROM:
         return None
-    squares = [np.square(values - values.mean(axis=-1, keepdims=True)).sum(axis=-1) for values, _ in pairs]
+    deviations = [values - values.mean(axis=-1, keepdims=True) for values, _ in pairs]
+    squares = [np.square(own).sum(axis=-1) for own in deviations]
     with_noise = np.asarray(sum(squares)) / freedom
-    low, high = np.zeros_like(with_noise), with_noise  # Q(with_noise) <= f, as noise only lowers Q
+    low = np.zeros_like(with_noise)
+    high = with_noise  # Q(with_noise) <= f, as noise only lowers Q
     for _ in range(_BISECTIONS):
         middle = (low + high) / 2
         more = sum(_weighted_squares(values, noise, middle) for values, noise in pairs) > freedom
@@ -328,11 +339,15 @@ def interval_name(execution: str, *, error: str = "", varies: bool = True, state
 
 
 def _log_ratios(numerator: ArrayLike, denominator: ArrayLike) -> Array:
-    return np.asarray(np.log(np.asarray(numerator, dtype=float)) - np.log(np.asarray(denominator, dtype=float)))
+    above = np.log(np.asarray(numerator, dtype=float))
+    below = np.log(np.asarray(denominator, dtype=float))
+    return np.asarray(above - below)
 
 
 def _mean(x: Array) -> Any:
-    return x.mean(axis=-1) if x.shape[-1] else np.full(x.shape[:-1], math.nan)[()]
+    if x.shape[-1] == 0:
+        return np.full(x.shape[:-1], math.nan)[()]
+    return x.mean(axis=-1)
 
 
 def of_mean(x: Array) -> Part:
@@ -346,7 +361,9 @@ def of_draw(x: Array) -> Part:
 
 
 def _variance(x: Array) -> Array:
-    return np.asarray(x.var(axis=-1, ddof=1) if x.shape[-1] > 1 else np.full(x.shape[:-1], math.nan))
+    if x.shape[-1] < 2:
+        return np.full(x.shape[:-1], math.nan)
+    return np.asarray(x.var(axis=-1, ddof=1))
 
 
 def _around(centre: Any, half: Array, n: int) -> Measured:
@@ -399,8 +416,12 @@ def bootstrap_cells(results: Results, *, resamples: int = RESAMPLES, seed: int =
         seconds = list(cell.seconds.values())
         n = len(cell.seconds)
         enough = n >= BOOTSTRAP_FROM
-        found = bootstrap_interval(seconds, resamples=resamples, seed=seed) if enough else UNKNOWN
-        why = {"interval": BOOTSTRAP if enough else "", "note": "" if enough else f"offered from {BOOTSTRAP_FROM}"}
+        if enough:
+            found = bootstrap_interval(seconds, resamples=resamples, seed=seed)
+            why = {"interval": BOOTSTRAP, "note": ""}
+        else:
+            found = UNKNOWN
+            why = {"interval": "", "note": f"offered from {BOOTSTRAP_FROM}"}
         rows.append(cell.at._asdict() | {"n": n} | found.named("trimmed_s", "low_s", "high_s") | why)
     return table_by_cell(rows, list(rows[0]))
 
@@ -414,8 +435,9 @@ def bootstrap_intervals(
     found = []
     for first in range(0, len(logs), at_once):
         part = logs[first : first + at_once]
-        drawn = part[np.arange(len(part))[:, None, None], random.integers(n, size=(len(part), resamples, n))]
-        found.append(_trimmed_mean(drawn))
+        rows = np.arange(len(part))[:, None, None]
+        chosen = random.integers(n, size=(len(part), resamples, n))
+        found.append(_trimmed_mean(part[rows, chosen]))
     return percentile_interval(_trimmed_mean(logs), np.concatenate(found).T, level)._replace(n=n)
 
 

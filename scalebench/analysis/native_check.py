@@ -73,7 +73,12 @@ class VirtualError:
         Along the last axis, for many samples at once.
         """
         means = {engine: weighted_mean(*own) for engine, own in checks.items()}
-        main = max(checks, key=lambda engine: (np.shape(checks[engine][0])[-1], -PREFERRED_ENGINES.index(engine)))
+
+        def rank(engine: str) -> tuple[int, int]:
+            errors_of_it, _ = checks[engine]
+            return np.shape(errors_of_it)[-1], -PREFERRED_ENGINES.index(engine)
+
+        main = max(checks, key=rank)
         return cls(
             rms=np.sqrt(np.mean(np.square(errors), axis=-1)),
             checks=np.shape(errors)[-1],
@@ -209,7 +214,8 @@ def virtual_error(results: Results) -> VirtualError | None:
     alone = fair["workers"] == 1
     one = [math.sqrt((errors[alone] ** 2).mean())] if alone.any() else []
     engines = fair.drop_duplicates("label").set_index("label")["engine"]
-    found = VirtualError.of([*errors[~alone], *one], _checks(fair), {str(k): str(v) for k, v in engines.items()})
+    engine_of = {str(label): str(engine) for label, engine in engines.items()}
+    found = VirtualError.of([*errors[~alone], *one], _checks(fair), engine_of)
     between = found.between
     if between is not None:
         between = Part(float(np.asarray(between.variance)), int(np.asarray(between.freedom)))

@@ -89,7 +89,10 @@ def repetitions_needed(family: int, *, paired: bool, alpha: float = ALPHA) -> in
 def enough_runs(results: Results) -> int:
     """Number of repetitions that every command advises: for useful intervals, and a test of any two strategies."""
     fit = [cell for cell in runs_by_cell(results) if cell.execution in MEASURED and not cell.unfit]
-    families = [len({cell.workers for cell in fit if cell.execution == execution}) for execution in MEASURED]
+    families = []
+    for execution in MEASURED:
+        counts = {cell.workers for cell in fit if cell.execution == execution}
+        families.append(len(counts))
     needed = [repetitions_needed(family, paired=True) for family in families if family]
     return max([ENOUGH_RUNS, *needed])
 
@@ -188,4 +191,6 @@ def _doubled_ranks(values: NDArray[np.float64]) -> NDArray[np.int64]:
 
 
 def _two_sided(chances: NDArray[np.float64], seen: int) -> float:
-    return float(min(1.0, 2 * min(chances[: seen + 1].sum(), chances[seen:].sum())))
+    at_most = chances[: seen + 1].sum()
+    at_least = chances[seen:].sum()
+    return float(min(1.0, 2 * min(at_most, at_least)))

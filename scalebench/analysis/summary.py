@@ -117,7 +117,9 @@ def _spare(place: Place, places: Sequence[Place]) -> int:
     """Return how early a column may be left out: every second count first, then the others, never the largest."""
     counts = [n for kind, n in places if kind == place[0]]
     at = counts.index(place[1])
-    return 0 if at == len(counts) - 1 else 1 if at == 0 else 2 + at % 2
+    if at == len(counts) - 1:
+        return 0  # the largest count stays longest, then the smallest
+    return 1 if at == 0 else 2 + at % 2  # of those between, every second one goes first
 
 
 def _section(
@@ -141,7 +143,9 @@ def _time(cell: dict[Hashable, Any]) -> Text:
 
 
 def _target(cell: dict[Hashable, Any]) -> Text:
-    style = "yellow" if math.isinf(cell["time_to_target_s"]) else "dim" if marks(cell) else ""
+    style = "dim" if marks(cell) else ""
+    if math.isinf(cell["time_to_target_s"]):
+        style = "yellow"
     return Text(_time_and_epochs(cell), style=style)
 
 
@@ -200,7 +204,8 @@ def summary_notes(results: Results, *, brief: bool = False) -> list[str]:
     Warnings are counted as `scalebench check` counts them; unless `brief`, those on times are here in full.
     """
     table, notes = cells(results), []
-    if len(marked := results.completed[results.completed["oversubscribed"].astype(bool)]):
+    marked = results.completed[results.completed["oversubscribed"].astype(bool)]
+    if len(marked):
         notes.append(f"{OVERSUBSCRIBED} {crowding(marked)}: shown, never a baseline")
     if table["disturbed"].any():
         notes.append(f"{DISTURBED} disturbed, as {DISTURBED_BY}: shown, never a baseline")
@@ -234,7 +239,8 @@ def _warnings(results: Results) -> list[str]:
 def _counted_findings(results: Results) -> list[str]:
     """Count the errors and warnings that `scalebench check` shows, all of them."""
     report = check(Evidence(results))
-    found = [counted(count, severity) for severity in ("error", "warning") if (count := report.count(severity))]
+    counts = {severity: report.count(severity) for severity in ("error", "warning")}
+    found = [counted(count, severity) for severity, count in counts.items() if count]
     return [f"{' and '.join(found)} on these numbers: scalebench check {results.folder}"] if found else []
 
 

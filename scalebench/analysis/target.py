@@ -104,8 +104,10 @@ def shares(cell: CellRuns) -> dict[int, float]:
 def _time_to_target(cell: CellRuns, comparer: Comparer) -> Measured:
     """Time to the target of a cell, as described above."""
     if not reached_by_all(cell):
+        # All runs of a cell end after equally many epochs: censored ones count to the end of the longest.
         end = max((cell.seconds[at] for at in cell.aimed), default=math.nan)
-        return survival_median(list(cell.to_target.values()), [end] * len(cell.aimed - cell.to_target.keys()))
+        censored = [end] * len(cell.aimed - cell.to_target.keys())
+        return survival_median(list(cell.to_target.values()), censored)
     if cell.execution in MEASURED:
         return comparer.time(_until_target(cell), 0)
     rounds = sorted(cell.to_target)
@@ -160,7 +162,7 @@ def survival_median(reached: Sequence[float], censored: Sequence[float], level: 
     if not reached:
         return Measured(math.inf if n else math.nan, math.nan, math.nan, n)
     times, events = np.unique(np.asarray(reached, dtype=float), return_counts=True)
-    every = np.sort(np.concatenate([np.asarray(reached, dtype=float), np.asarray(censored, dtype=float)]))
+    every = np.sort(np.array([*reached, *censored], dtype=float))
     at_risk = n - np.searchsorted(every, times, side="left")
     curve = np.asarray(np.cumprod(1 - events / at_risk), dtype=float)
     centre = _first(times, curve)
@@ -217,7 +219,8 @@ def _ratio_row(cell: CellRuns, base: Baseline, comparer: Comparer) -> dict[str, 
     if base.cell is not None:
         other = _time_to_target(base.cell, comparer).value
         if math.isinf(own) or math.isinf(other):
-            never = " and ".join(label for label, time in ((cell.label, own), (base.name, other)) if math.isinf(time))
+            times = ((cell.label, own), (base.name, other))
+            never = " and ".join(label for label, time in times if math.isinf(time))
             note = f"at most half of the runs of {never} reached the target"
         elif reached_by_all(cell) and reached_by_all(base.cell):
             ratio = comparer.ratio(_until_target(base.cell), _until_target(cell))

@@ -89,10 +89,13 @@ def best_so_far(results: Results) -> pd.DataFrame:
     metric = metric_of(results)
     table = ranked(results.trials, metric).sort_values([*_CELL, "trial"])
     value = table["value"].where(np.isfinite(table["value"].astype(float)))
-    best = value.groupby([table[name] for name in _CELL])
-    running = (best.cummin() if metric == "time_to_target" else best.cummax()).groupby([table[name] for name in _CELL])
-    kept = table[[*_CELL, "execution", "engine", "strategy"]].assign(trial=table["trial"].astype(int) + 1, value=value)
-    return kept.assign(best=running.ffill()).reset_index(drop=True)
+    cell = [table[name] for name in _CELL]
+    of_cell = value.groupby(cell)
+    best = of_cell.cummin() if metric == "time_to_target" else of_cell.cummax()
+    # A trial without a value keeps the best of those before it.
+    best = best.groupby(cell).ffill()
+    kept = table[[*_CELL, "execution", "engine", "strategy"]]
+    return kept.assign(trial=table["trial"].astype(int) + 1, value=value, best=best).reset_index(drop=True)
 
 
 def search_in_words(results: Results) -> str:

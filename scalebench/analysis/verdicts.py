@@ -156,6 +156,7 @@ def compare_studies(
     compared = [one for family in families.values() for one in comparer.family(family)]
     rows = [_row(one, comparer, threshold, metric_margin) for one in _ordered(compared)]
     absent = [cell for cell in first if cell not in dict(pairs)]
+    compared_of_b = {other for _, other in pairs}
     tried = set(cells_in(b.runs))
     tried |= {cell.at_any_batch for cell in tried} - {cell.at_any_batch for cell in second}  # of a batch that A lacks
     return Verdicts(
@@ -166,7 +167,7 @@ def compare_studies(
         pd.DataFrame(rows, columns=COLUMNS),
         missing=[cell for cell in absent if not {cell, cell.at_any_batch} & tried],
         failed=[cell for cell in absent if {cell, cell.at_any_batch} & tried],
-        added=[cell for cell in second if cell not in {other for _, other in pairs}],
+        added=[cell for cell in second if cell not in compared_of_b],
         changed=changed(a, b),
         overridden=overridden,
         virtual_errors=comparer.errors,
@@ -313,9 +314,11 @@ class Difference:
 
 def differing(a: Results, b: Results, pairs: Pairs) -> list[Difference]:
     """Keys in which `a` and `b` differ, for the compared cells."""
-    runs = [_runs_of(results, cells) for results, cells in zip((a, b), zip(*pairs, strict=True), strict=True)]
+    cells_a, cells_b = zip(*pairs, strict=True)
+    runs = [_runs_of(a, cells_a), _runs_of(b, cells_b)]
     executions = {cell.execution for cell, _ in pairs}
-    found = list(dict.fromkeys([*_columns(*runs), *_of_cells(runs, pairs), *_study(a, b, executions)]))
+    every = [*_columns(*runs), *_of_cells(runs, pairs), *_study(a, b, executions)]
+    found = list(dict.fromkeys(every))  # each once, in the order of the keys
     if not executions.isdisjoint(SIMULATED):
         found += _difference("calibration", *({calibration_of(results)} for results in (a, b)))
     return found
@@ -335,7 +338,8 @@ def _refuse_unless_equal(a: Results, b: Results, pairs: Pairs, ignore: Collectio
     found = differing(a, b, pairs)
     refused = [difference for difference in found if difference.key not in ignore]
     if refused:
-        flags = " ".join(f"--ignore {key}" for key in dict.fromkeys(difference.key for difference in refused))
+        keys = dict.fromkeys(difference.key for difference in refused)
+        flags = " ".join(f"--ignore {key}" for key in keys)
         raise ResultsError(
             f"{a.folder} and {b.folder} cannot be compared: {'; '.join(str(difference) for difference in refused)}. "
             f"{_advice(refused)}or override with {flags}"

@@ -132,7 +132,8 @@ def parameter_interval(fit: Fit, series: Series, parameter: Parameter) -> Measur
         return 1 / number if reciprocal else number
 
     step = 1e-6 * np.maximum(x, 1e-3 * _typical(fit))
-    gradient = np.array([(value(x + move) - value(x)) / move.sum() for move in np.diag(step)])
+    here = value(x)
+    gradient = np.array([(value(x + move) - here) / move.sum() for move in np.diag(step)])
     error, freedom = _errors(fit, gradient[None, :], shared_noise(series), _simulation(series))
     half = float(stdtrit(freedom[0], 1 - _TAIL) * error[0])
     low = max(value(x) - half, 0.0)

@@ -152,9 +152,14 @@ def mechanistic(workload: SeriesWork, name: str) -> Law:
         note = f"{name}: bytes/B left out, as it cannot be told from the other terms at these worker counts"
         formula = f"{compute} + syncs a {word}"
         return Law(name, formula, lambda n: every_column(n)[:, :-1], parameters, notes=(note,))
-    bandwidth = Parameter("B", "bandwidth", "B/s", lambda c: 1 / float(c[-1]) if c[-1] > 0 else math.inf)
+    bandwidth = Parameter("B", "bandwidth", "B/s", _inverse_of_last)
     formula = f"{compute} + syncs (a {word} + bytes/B)"
     return Law(name, formula, every_column, [*parameters, bandwidth])
+
+
+def _inverse_of_last(coefficients: Array) -> float:
+    slowness = float(coefficients[-1])  # seconds a byte; 0 where bytes cost nothing that can be seen
+    return 1 / slowness if slowness > 0 else math.inf
 
 
 def _alone(of: Callable[[Array], float]) -> Parameter:
@@ -361,4 +366,7 @@ def aicc(squares: float, runs: int, coefficients: int, observations: int) -> flo
     noise, so the last term keeps n.
     """
     k = coefficients + 1
-    return observations * math.log(max(squares / runs, _NOISELESS**2)) + 2 * k + 2 * k * (k + 1) / (runs - k - 1)
+    # The mean square is bounded below: of times without noise the logarithm would have no end.
+    mean_square = max(squares / runs, _NOISELESS**2)
+    small_sample = 2 * k * (k + 1) / (runs - k - 1)
+    return observations * math.log(mean_square) + 2 * k + small_sample

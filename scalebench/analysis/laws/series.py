@@ -250,7 +250,8 @@ def _most_workers(runs: pd.DataFrame) -> float:
     """Largest worker count with a whole batch per worker."""
     batches = runs["n_train"] / runs["batch_per_worker"]
     if not len(runs) or batches.isna().any() or runs["batch_policy"].iloc[0] != "per_worker":
-        return float(runs["n_train"].min()) if len(runs) and runs["n_train"].notna().all() else float("inf")
+        known = len(runs) > 0 and runs["n_train"].notna().all()
+        return float(runs["n_train"].min()) if known else float("inf")
     return max(float(batches.min()), float(runs["workers"].max()))
 
 

@@ -158,8 +158,10 @@ class Advice:
 
 def advise(found: Sequence[Candidate], series: Series, efficiency: float) -> Advice:
     """Knee, largest N with at least `efficiency`, and fastest N by the best law of `found`."""
-    limit = math.floor(min(FURTHEST * series.counts[-1], max(series.most_workers, series.counts[-1])))
-    at = 2 ** np.linspace(0, math.log2(limit), math.ceil(_PER_OCTAVE * math.log2(limit)) + 1)
+    largest = series.counts[-1]
+    limit = math.floor(min(FURTHEST * largest, max(series.most_workers, largest)))
+    octaves = math.log2(limit)
+    at = 2 ** np.linspace(0, octaves, math.ceil(_PER_OCTAVE * octaves) + 1)
     best = found[0].fit
     base = series.base
     alone = base.log_seconds if base else best.law.log_seconds(np.ones(1), best.coefficients)
@@ -178,7 +180,8 @@ def advise(found: Sequence[Candidate], series: Series, efficiency: float) -> Adv
     measured = int(series.counts[-1])
     knee, knee_at = _highest(at, knee_height)
     worth, worth_at = 0, math.nan
-    if len(enough := np.flatnonzero(log_efficiency(at) >= level - _ROUNDING)):
+    enough = np.flatnonzero(log_efficiency(at) >= level - _ROUNDING)
+    if len(enough):
         place = int(enough[-1])
         whole = _whole_around(at, place)
         worth = int(whole[log_efficiency(whole) >= level - _ROUNDING].max(initial=1))
@@ -209,7 +212,11 @@ def _highest(at: Array, height: Callable[[Array], Array]) -> tuple[int, float]:
     if place in (0, len(at) - 1):
         return workers, float(at[place])
     ends = (at[place - 1], at[place + 1])
-    peak = minimize_scalar(lambda n: -height(np.array([n]))[0], bounds=ends, method="bounded", options={"xatol": 1e-6})
+
+    def depth(n: float) -> float:
+        return float(-height(np.array([n]))[0])
+
+    peak = minimize_scalar(depth, bounds=ends, method="bounded", options={"xatol": 1e-6})
     return workers, float(peak.x)
 
 
@@ -223,7 +230,8 @@ def _whole_around(at: Array, place: int) -> Array:
 def _elasticity(at: Array, found: Sequence[Candidate], series: Series) -> tuple[Array, Measured]:
     inner = _up_to(min(at[-1], reach(series)) / STEP, at[at >= STEP])
     points = np.concatenate([inner * STEP, inner / STEP])
-    slope = np.hstack([-np.eye(len(inner)), np.eye(len(inner))]) / math.log(STEP**2)
+    one = np.eye(len(inner))
+    slope = np.hstack([-one, one]) / math.log(STEP**2)
     band = linear(found, series, points, slope)
     return inner, Measured(*(part + series.weak for part in band[:3]))
 
@@ -247,8 +255,12 @@ def _around(at: Array, band: Measured, level: float, centre: float) -> Measured:
     """`centre` with the largest interval in which the band contains `level`; 1 and infinity where it is not left."""
     surely_above = np.flatnonzero((band.low > level) & (at <= centre))
     surely_below = np.flatnonzero((band.high < level) & (at >= centre))
-    low = min(_crossing(at, band.low, level, int(surely_above[-1])), centre) if len(surely_above) else 1.0
-    high = max(_crossing(at, band.high, level, int(surely_below[0]) - 1), centre) if len(surely_below) else math.inf
+    low = 1.0
+    if len(surely_above):
+        low = min(_crossing(at, band.low, level, int(surely_above[-1])), centre)
+    high = math.inf
+    if len(surely_below):
+        high = max(_crossing(at, band.high, level, int(surely_below[0]) - 1), centre)
     return Measured(centre, low, high)
 
 

@@ -79,7 +79,8 @@ def weak_baseline(evidence: Evidence) -> Iterator[Finding]:
     table = evidence.ratios
     table = table[(table["strategy"] == "allreduce") & table["baseline"].isin(LIBRARY_BASELINES)]
     plain = table["label"] == "allreduce"  # with options it is a variant, and a baseline only where it ran alone
-    alone = ~plain.groupby([table["execution"], table["engine"], table["workers"]]).transform("any").astype(bool)
+    places = [table["execution"], table["engine"], table["workers"]]
+    alone = ~plain.groupby(places).transform("any").astype(bool)
     table = table[plain | alone]
     slower = table[(table["ratio_high"] < 1) & (table["workers"] > 1) & is_representative(table)]
     for name, own in slower.groupby("baseline", sort=False):
@@ -186,7 +187,8 @@ def at_chance(
     if runs.empty:
         return
     chance = runs["chance_metric"].astype(float)
-    sampling = (chance * (1 - chance) / runs["n_test"].fillna(1).clip(lower=1).astype(float)) ** 0.5
+    samples = runs["n_test"].fillna(1).clip(lower=1).astype(float)
+    sampling = (chance * (1 - chance) / samples) ** 0.5
     gained = runs["final_metric"] - chance
     nothing = gained <= errors * sampling
     lost = ~nothing & (gained < 0.5 * (runs["best_metric"] - chance))
@@ -242,7 +244,8 @@ def _reachable(runs: pd.DataFrame) -> str:
 def small_test_set(evidence: Evidence, most: float = 0.01) -> Iterator[Finding]:
     """An accuracy p of n samples has a standard error of sqrt(p (1 - p) / n) at any number of seeds."""
     runs = evidence.runs
-    runs = runs[(runs["metric_name"] == "accuracy") & runs["final_metric"].between(0, 1) & (runs["n_test"] > 0)]
+    is_share = (runs["metric_name"] == "accuracy") & runs["final_metric"].between(0, 1)
+    runs = runs[is_share & (runs["n_test"] > 0)]
     if runs.empty:
         return
     accuracy = float(runs["final_metric"].median())

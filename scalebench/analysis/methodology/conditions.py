@@ -121,7 +121,8 @@ def falling_steps(evidence: Evidence) -> Iterator[Finding]:
 def few_steps(evidence: Evidence, least: int = 8) -> Iterator[Finding]:
     """Averaging every H steps can hide at most 1 - 1/H of the communication of averaging every step."""
     runs = evidence.runs
-    rare = runs[~runs["strategy"].isin(PER_BATCH) & (runs["sync_unit"] == "epoch") & (runs["workers"] > 1)]
+    by_epochs = ~runs["strategy"].isin(PER_BATCH) & (runs["sync_unit"] == "epoch")
+    rare = runs[by_epochs & (runs["workers"] > 1)]
     rare = rare[(rare["syncs"] > 0) & (rare["optimizer_steps"] > 0)]
     between = (rare["optimizer_steps"] / rare["syncs"]).astype(float)
     few = rare[between < least]
@@ -144,7 +145,8 @@ def _shares(values: pd.Series[Any]) -> str:
 
 def _rarest(rows: pd.DataFrame, column: str) -> pd.DataFrame:
     """Rows without the most frequent value."""
-    return rows[rows[column].ne(rows[column].mode().iloc[0]).fillna(True).astype(bool)]
+    usual = rows[column].mode().iloc[0]
+    return rows[rows[column].ne(usual).fillna(True).astype(bool)]
 
 
 @rule("every strategy has its own learning rate, found by equally many trials")

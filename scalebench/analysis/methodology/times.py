@@ -337,7 +337,10 @@ def _tick(times: np.ndarray[tuple[int], np.dtype[np.float64]]) -> float | None:
     """Coarsest decimal tick in s of which all `times` are multiples; None without one, or with too few times."""
     if len(np.unique(times)) < _FEWEST:
         return None
-    return next((10.0**-digits for digits in _DECIMALS if np.allclose(times, times.round(digits), rtol=1e-9)), None)
+    for digits in _DECIMALS:
+        if np.allclose(times, times.round(digits), rtol=1e-9):
+            return 10.0**-digits
+    return None
 
 
 def _first_epochs(evidence: Evidence, runs: pd.DataFrame) -> pd.Series[float]:
