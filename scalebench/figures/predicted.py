@@ -174,7 +174,10 @@ def _draw_line(panel: Panel, plane: Plane, look: Look | None, beside: float) -> 
     (axis,) = plane.axes
     x = np.asarray(axis.values)
     y = plane.train_s[:, 0]
-    x = x * (x.max() / x.min()) ** beside if _logarithmic(axis.values) else x + beside * (x.max() - x.min())
+    if _logarithmic(axis.values):
+        x = x * (x.max() / x.min()) ** beside
+    else:
+        x = x + beside * (x.max() - x.min())
     style = look.line("modelled") if look else Look(NEUTRAL, "o", 0).line("modelled")
     panel.ax.plot(x, y, **style | {"marker": ""})
     if plane.low is not None and plane.high is not None:
@@ -183,7 +186,8 @@ def _draw_line(panel: Panel, plane: Plane, look: Look | None, beside: float) -> 
         here = plane.bound[:, 0] == place
         color = COLORS[plane.components[place]]
         panel.ax.scatter(x[here], y[here], s=14, marker=style["marker"], color=color, zorder=3)
-    panel.ax.plot(x[plane.marked[:, 0]], y[plane.marked[:, 0]], **cross(), zorder=4)
+    marked = plane.marked[:, 0]
+    panel.ax.plot(x[marked], y[marked], **cross(), zorder=4)
 
 
 def _draw_map(panel: Panel, plane: Plane, scale: LogNorm) -> None:
@@ -243,7 +247,9 @@ def _draw(errors: pd.DataFrame, canvas: Canvas) -> None:
     errors = errors[errors["linear_s"].notna()]
     slower = errors["seconds"] / errors["linear_s"]
     predicted = errors["predicted_s"] / errors["linear_s"]
-    ends = [0.9 * float(min(slower.min(), predicted.min())), 1.1 * float(max(slower.max(), predicted.max()))]
+    least = float(min(slower.min(), predicted.min()))
+    most = float(max(slower.max(), predicted.max()))
+    ends = [0.9 * least, 1.1 * most]
     against.title("time, as a multiple of linear scaling")
     against.ax.plot(slower, np.ones(len(slower)), linestyle="", marker="_", color=_GREY, zorder=1)
     against.reference(ends, ends, "equal")
@@ -296,7 +302,8 @@ def _draw(errors: pd.DataFrame, canvas: Canvas) -> None:
 
 def _names(sources: Sequence[str]) -> dict[str, str]:
     """Return the names of sources in the legend: `paced on gloo` for runs, with their study where there are several."""
-    runs = {source: match for source in sources if (match := _OF_RUNS.fullmatch(source))}
+    matches = {source: _OF_RUNS.fullmatch(source) for source in sources}
+    runs = {source: match for source, match in matches.items() if match}
     several = len({match["study"] for match in runs.values()}) > 1
     names = dict(zip(sources, sources, strict=True))
     for source, match in runs.items():

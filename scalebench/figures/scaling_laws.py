@@ -43,7 +43,8 @@ class ScalingLaws(Figure):
     def draw(self, results: Results, canvas: Canvas) -> None:
         table, look, _ = canvas.series_of(cells(results), of=results)
         fits = [one for one in scaling_laws(results) if not one.refusal]
-        found = [(one, own) for one in fits if len(own := _cells_of(one, table))]
+        found = [(one, _cells_of(one, table)) for one in fits]
+        found = [(one, own) for one, own in found if len(own)]
         if not found:
             raise EmptyFigureError("no law was fitted to the selected series")
         fitted = pd.concat([own for _, own in found])
@@ -101,7 +102,9 @@ def _draw(panel: Panel, one: Scaling, own: pd.DataFrame, look: dict[str, Look]) 
     sure = not no_band(series)
     last = float(series.counts[-1])
     end = max(last, min(_BEYOND * last, one.advice.limit))
-    at = np.unique(np.append(2 ** np.linspace(0, math.log2(end), math.ceil(_PER_OCTAVE * math.log2(end)) + 1), last))
+    octaves = math.log2(end)
+    grid = 2 ** np.linspace(0, octaves, math.ceil(_PER_OCTAVE * octaves) + 1)
+    at = np.unique(np.append(grid, last))  # with the last measured count, where the line becomes dashed
     at = at[(at >= series.counts[0]) & ((at <= 1) | (at >= 2))]
     panel.curve(own, "train_s", look, low="low_s", high="high_s", shift=False, connect=False)
     band = curve(one.candidates, series, at)
@@ -114,7 +117,9 @@ def _draw(panel: Panel, one: Scaling, own: pd.DataFrame, look: dict[str, Look]) 
         low, high = panel.ax.get_ylim()
         panel.ax.fill_between(at, band.low, band.high, color=color, alpha=0.18, linewidth=0, zorder=1)
         # A wide band does not shrink the points to a line.
-        panel.ax.set_ylim(max(low / 2, min(low, np.nanmin(band.low))), min(high * 2, max(high, np.nanmax(band.high))))
+        lowest = max(low / 2, min(low, np.nanmin(band.low)))
+        highest = min(high * 2, max(high, np.nanmax(band.high)))
+        panel.ax.set_ylim(lowest, highest)
     if not (knee.reaches_end or knee.is_guessed) and knee.workers <= at[-1]:
         seconds = float(best.fit.seconds(at[:1] * 0 + knee.workers)[0])
         panel.ax.plot([knee.workers], [seconds], **knee_mark(), zorder=5)

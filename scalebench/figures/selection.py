@@ -172,6 +172,7 @@ def with_added(table: pd.DataFrame, added: Sequence[Added], compute: Callable[[R
             tables.append(one.curve())
             continue
         own = compute(one.results())
+        # A curve beside those of the study has to mean the same: strong beside weak scaling does not.
         for column, what in (("scaling", "scaling"), ("metric_name", "metric")):
             here, there = (set(part[column].dropna()) if column in part else set() for part in (table, own))
             if here and there and here != there:

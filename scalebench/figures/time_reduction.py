@@ -6,6 +6,7 @@ engine and what the frequency contribute.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Hashable, Sequence
 from typing import Any
 
@@ -95,8 +96,11 @@ def _no_reduction(compared: pd.DataFrame) -> str:
 def _missing(compared: pd.DataFrame, results: Results) -> str:
     """Return a sentence with reductions that a baseline of the study should have had, and the reason."""
     ran = set(results.completed["strategy"]) & set(BASELINES)
-    notes = sorted(set(compared.loc[(compared["note"] != "") & compared["baseline"].isin(ran), "note"]))
-    shown = notes[:3] + ([f"{len(notes) - 3} more of this kind"] if len(notes) > 3 else [])
+    missing = compared[(compared["note"] != "") & compared["baseline"].isin(ran)]
+    notes = sorted(set(missing["note"]))
+    shown = notes[:3]
+    if len(notes) > 3:
+        shown.append(f"{len(notes) - 3} more of this kind")
     return f"Not shown: {'; '.join(shown)}." if shown else ""
 
 
@@ -144,10 +148,9 @@ class ReductionParts(Figure):
             raise EmptyFigureError(_no_reduction(compared))
         shown = known[known["baseline"].isin(dict(wanted))]
         across = canvas.fits(min(_COLUMNS, len(wanted)), narrow=True)
-        number = {baseline: sum(own == baseline for own, _ in wanted) for baseline, _ in wanted}
-        panels = [
-            panel for grid in canvas.grids(*((count, across, 1.95) for count in number.values())) for panel in grid
-        ]
+        number = Counter(baseline for baseline, _ in wanted)
+        grids = canvas.grids(*((count, across, 1.95) for count in number.values()))
+        panels = [panel for grid in grids for panel in grid]
         counts = counts_by_execution(shown)
         several = len(number) > 1
         for panel, (baseline, name) in zip(panels, wanted, strict=True):

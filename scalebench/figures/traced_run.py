@@ -85,7 +85,8 @@ def _draw(
     edged = sum(len(bars) for _, bars in lanes) <= _EDGES_UP_TO
     for place, (lane, bars) in enumerate(lanes):
         for group, color in colors.items():
-            spans = [(bar.begin_s * scale, (bar.end_s - bar.begin_s) * scale) for bar in bars if bar.group == group]
+            own = [bar for bar in bars if bar.group == group]
+            spans = [(bar.begin_s * scale, (bar.end_s - bar.begin_s) * scale) for bar in own]
             edge = {"edgecolor": "white", "linewidth": 0.35} if edged and group == "compute" else {"linewidth": 0}
             ax.broken_barh(spans, (place - 0.38, 0.76), facecolor=color, zorder=2, **edge)
         inside = [at * scale for at in lane.epochs if window_begin <= at <= window_end]

@@ -125,9 +125,10 @@ def draw(pairs: Sequence[Pair], picture: Path) -> bool:
                 _panel(axis, name, own, labels, variants)
         for axis in axes[len(curves) + len(single) :]:
             axis.set_visible(False)
-        handles = {
-            label: handle for axis in axes for handle, label in zip(*axis.get_legend_handles_labels(), strict=True)
-        }
+        handles = {}  # by label: panels share their legend
+        for axis in axes:
+            for handle, label in zip(*axis.get_legend_handles_labels(), strict=True):
+                handles[label] = handle
         figure.legend(handles.values(), handles.keys(), loc="outside lower center", ncols=2)
         with open_own(picture, "wb") as file:
             figure.savefig(file, format=picture.suffix[1:], metadata={"Date": None})
@@ -141,7 +142,8 @@ def _panels(pairs: Sequence[Pair]) -> tuple[dict[str, list[Pair]], dict[str, lis
     for pair in pairs:
         if pair.obtained is not None and not math.isnan(pair.published.value):
             curves.setdefault(_curve(pair), []).append(pair)
-    for name in [name for name, own in curves.items() if len({_x(pair) for pair in own}) == 1]:
+    places = {name: {_x(pair) for pair in own} for name, own in curves.items()}
+    for name in [name for name, own in places.items() if len(own) == 1]:
         for pair in curves.pop(name):
             single.setdefault(f"{name.partition('@')[0]} {pair.published.workers}", []).append(pair)
     return curves, single
@@ -258,7 +260,9 @@ class Check(StrictModel):
             low = high = value
         least = -math.inf if self.at_least is None else self.at_least
         most = math.inf if self.at_most is None else self.at_most
-        return True if least <= low and high <= most else False if high < least or low > most else None
+        if least <= low and high <= most:
+            return True
+        return False if high < least or low > most else None
 
     @property
     def bound(self) -> str:
@@ -318,11 +322,11 @@ def judge(claim: Claim, results: Mapping[str, Results], folder: Path | None = No
         if check.study in results
         for one in obtain(results[check.study], check.quantity, check.strategy, check.workers)
     ]
-    found += [
-        (check, one)
-        for check in claim.checks
-        if folder is not None and (one := without_run(folder, check.study, check.quantity, check.workers)) is not None
-    ]
+    if folder is not None:
+        for check in claim.checks:
+            followed = without_run(folder, check.study, check.quantity, check.workers)
+            if followed is not None:
+                found.append((check, followed))
     tested = [check for check, _ in found]
     if not all(check in tested for check in claim.checks):
         return Judged(claim, "not run", found)

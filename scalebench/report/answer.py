@@ -388,13 +388,14 @@ def _to_target(found: Sequence[Comparison], results: Results) -> ToTarget | None
     table = target_ratios(results)
     cells = times_to_target(results)
     table = table[table["reduction"].notna() & is_representative(table)]
-    rows = {(row["execution"], row["engine"], row["label"], row["workers"], row["baseline"]): row
-            for row in table.to_dict("records")}  # fmt: skip
-    aimed = [
-        ToTarget(one, row, cells)
-        for one in found
-        if (row := rows.get((one.execution, one.engine, one.label, one.workers, one.baseline.partition("(")[0])))
-    ]
+    key = ["execution", "engine", "label", "workers", "baseline"]
+    rows = {tuple(row[name] for name in key): row for row in table.to_dict("records")}
+    aimed = []
+    for one in found:
+        baseline = one.baseline.partition("(")[0]  # a baseline is compared without its options
+        row = rows.get((one.execution, one.engine, one.label, one.workers, baseline))
+        if row:
+            aimed.append(ToTarget(one, row, cells))
     shown = [one for one in aimed if one.is_shown]
     return min(shown, key=lambda aim: (*place_rank(aim.one), aim.row["time_to_target_s"]), default=None)
 
@@ -414,9 +415,11 @@ def _target_answer(one: Comparison, results: Results, *, brief: bool = False) ->
     """
     table = target_ratios(results)
     cells = times_to_target(results)
-    own = table[(table["execution"] == one.execution) & (table["engine"] == one.engine) & (table["label"] == one.label)]
-    own = own[(own["baseline"] == one.baseline.partition("(")[0]) & is_representative(own)]
-    both = own[own["reduction"].notna() & (own["workers"] > 1)].sort_values("workers").to_dict("records")
+    of_series = (table["execution"] == one.execution) & (table["engine"] == one.engine) & (table["label"] == one.label)
+    against = table["baseline"] == one.baseline.partition("(")[0]
+    own = table[of_series & against & is_representative(table)]
+    known = own[own["reduction"].notna() & (own["workers"] > 1)]
+    both = known.sort_values("workers").to_dict("records")
     for row in own[own["workers"] == one.workers].to_dict("records"):
         strategy, other = _cells_of(row, one, cells)
         aim = _aim(row, one, cells)
@@ -453,12 +456,14 @@ def _comparison(
     how: str = "",
     baseline: str = "",
 ) -> Sentence:
-    both, label = _cells_of(row, one, cells), one.label
+    both = _cells_of(row, one, cells)
+    label = one.label
     low = row["reduction_low"]
     high = row["reduction_high"]
     change = f"{share(row['reduction'])} {'less' if row['reduction'] >= 0 else 'more'} time to {aim}"
     if low <= 0 <= high and low < high:
-        message, than = f"{'w' if start else 'W'}hether {label} reaches {aim} sooner is not shown", "against"
+        message = f"{'w' if start else 'W'}hether {label} reaches {aim} sooner is not shown"
+        than = "against"
     else:
         message = f"{label} {'takes' if math.isfinite(low) else 'took'} {change}"
         than = "than"
@@ -466,7 +471,8 @@ def _comparison(
     if math.isfinite(low):
         interval = reduction_range(low, high)
         interval += "" if brief else f", {row['interval']} from {row['n']} runs of each"
-    if torn := [_runs(cell) for cell in both if cell["n_reached"] < cell["n_aimed"]]:
+    torn = [_runs(cell) for cell in both if cell["n_reached"] < cell["n_aimed"]]
+    if torn:
         interval = f"Kaplan-Meier medians, as {' and '.join(torn)} reached it"
     facts = [
         f"{seconds(time)} in {cell['epochs_to_target']:g} epoch{'' if cell['epochs_to_target'] == 1 else 's'}"

@@ -192,7 +192,8 @@ def to_show_saving(one: Comparison, results: Results) -> str:
     s = (high - low) / 2 / t_quantile(measured - 1) * math.sqrt(measured)
     centre = abs(ratio)
     enough = max(centre, math.log1p(_ABOUT_EQUAL) - centre)
-    runs = next((n for n in range(measured + 1, _MOST_RUNS + 1) if t_quantile(n - 1) * s / math.sqrt(n) < enough), None)
+    half_widths = ((n, t_quantile(n - 1) * s / math.sqrt(n)) for n in range(measured + 1, _MOST_RUNS + 1))
+    runs = next((n for n, half in half_widths if half < enough), None)
     quieter = " on a quieter machine" if s > _QUIET else ""
     if runs is None:
         return f"more than {_MOST_RUNS} runs of each would be needed; times that vary less would show it{quieter}"
@@ -235,9 +236,9 @@ def _of_virtual_times(one: Comparison, results: Results) -> str:
             return ""
         return f"more repetitions of the stated jitter would show it: {repeat_option(results, _OF_A_STATED_JITTER)}"
     if error is not None:
-        what = (
-            "on a quieter machine would show it" if error.known else "at more worker counts would give it an interval"
-        )
+        what = "on a quieter machine would show it"
+        if not error.known:
+            what = "at more worker counts would give it an interval"
         return f"native runs {what}: virtual times are off theirs by {error.words}"
     advised = enough_runs(results)
     few = f", with {repeat_option(results, advised)} or more" if one.saved.n < advised else ""
@@ -262,7 +263,8 @@ def _oversubscribed(results: Results) -> list[str]:
     names = [str(name) for name, cells_of in own.groupby("strategy", sort=False) if cells_of["oversubscribed"].all()]
     if not names:
         return []
-    workers = listed(sorted({int(count) for count in own.loc[own["strategy"].isin(names), "workers"]}))
+    counts = own.loc[own["strategy"].isin(names), "workers"].unique()
+    workers = listed(sorted(int(count) for count in counts))
     virtual = bool((results.completed["execution"] == "virtual").any())
     left = "their times at several workers are virtual ones alone" if virtual else "nothing is compared with them"
     wanting = f"{' and '.join(names)} {'want' if len(names) > 1 else 'wants'}"

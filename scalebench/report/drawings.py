@@ -91,7 +91,8 @@ class Drawing:
 @contextmanager
 def drawing_all(results: Results, jobs: int = 1) -> Iterator[Iterator[Drawing]]:
     """Give the default figures, in the order of `ORDER`; `jobs` other processes, if more than one, draw meanwhile."""
-    names = sorted(default_figures(), key=lambda name: (ORDER.index(name) if name in ORDER else len(ORDER), name))
+    rank = {name: place for place, name in enumerate(ORDER)}
+    names = sorted(default_figures(), key=lambda name: (rank.get(name, len(rank)), name))
     if jobs == 1:
         yield (_draw(results, name) for name in names)
         return
@@ -106,7 +107,9 @@ def inlined(drawing: Drawing, sheet: StyleSheet) -> Drawing:
     def on_page(svg: Svg | Markup) -> Markup:
         return svg if isinstance(svg, Markup) else Markup(inline(svg.document, svg.prefix, sheet))  # noqa: S704
 
-    rows = [(count, [replace(one, svg=on_page(one.svg)) for one in pictures]) for count, pictures in drawing.rows]
+    rows = []
+    for count, pictures in drawing.rows:
+        rows.append((count, [replace(one, svg=on_page(one.svg)) for one in pictures]))
     keys = [[(text, on_page(svg)) for text, svg in row] for row in drawing.keys]
     return replace(drawing, rows=rows, keys=keys)
 
@@ -154,10 +157,11 @@ class PanelCanvas(Canvas):
             # `Panel.blank` hides the axes.
             shown = [panel for panel in band if panel.ax.spines["left"].get_visible()]
             rows.append((count, [self._picture(panel, band[0]) for panel in shown]))
-        keys = [
-            [(text, Svg(_key(artist), f"{self.name}-k{row}-{place}-")) for place, (artist, text) in enumerate(entries)]
-            for row, entries in enumerate(self._legend)
-        ]
+        keys = []
+        for row, entries in enumerate(self._legend):
+            # Ids begin with the place of the picture: they are unique on the page.
+            svgs = [Svg(_key(artist), f"{self.name}-k{row}-{at}-") for at, (artist, _) in enumerate(entries)]
+            keys.append([(text, svg) for (_, text), svg in zip(entries, svgs, strict=True)])
         caption = " ".join(sentence for sentence in self._caption if sentence not in known)
         return Drawing(self.name, summary, [row for row in rows if row[1]], keys, caption)
 
@@ -177,7 +181,9 @@ def _title(panel: Panel, data: pd.DataFrame) -> str:
     """Return the full title with its letter; `data` are those of the panel."""
     drawn = panel.ax.get_title(loc="left")
     letter = re.match(r"\([a-z]\) ", drawn)
-    return (letter[0] if letter else "") + str(data["panel"].iloc[0]) if len(data) else drawn
+    if data.empty:
+        return drawn
+    return (letter[0] if letter else "") + str(data["panel"].iloc[0])
 
 
 def _key(artist: Handle) -> str:

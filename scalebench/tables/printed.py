@@ -181,31 +181,43 @@ def as_markdown(table: Table, label: str = "") -> str:
     found = Print.of(table)
     rules = ["---" if _is_text(column) else "---:" for column in found.columns]
     rows = [[cell.in_brackets() for cell in row] for row in found.cells]
-    lines = [
-        f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in row)} |" for row in (found.heads, rules, *rows)
-    ]
-    return "\n".join([*lines, "", " ".join(map(_sentence, filter(None, (table.title, *table.notes)))), ""])
+    lines = []
+    for row in (found.heads, rules, *rows):
+        cells = [cell.replace("|", r"\|") for cell in row]
+        lines.append(f"| {' | '.join(cells)} |")
+    below = [_sentence(text) for text in (table.title, *table.notes) if text]
+    return "\n".join([*lines, "", " ".join(below), ""])
 
 
 def as_csv(table: Table, label: str = "") -> str:
     """Return rounded numbers, each with its bounds, and its mark, in columns of their own where any row has some."""
     found = Print.of(table)
-    bounded = [any(row[place].bounds[0] for row in found.cells) for place in range(len(found.heads))]
-    marked = [any(row[place].mark for row in found.cells) for place in range(len(found.heads))]
+    bounded = []
+    marked = []
+    for place in range(len(found.heads)):
+        column = [row[place] for row in found.cells]
+        bounded.append(any(cell.bounds[0] for cell in column))
+        marked.append(any(cell.mark for cell in column))
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
     header: list[str] = []
     for head, has_bounds, has_marks in zip(found.heads, bounded, marked, strict=True):
-        header += [head, *([f"{head} low", f"{head} high"] if has_bounds else [])]
-        header += [f"{head} mark"] if has_marks else []
+        header.append(head)
+        if has_bounds:
+            header += [f"{head} low", f"{head} high"]
+        if has_marks:
+            header.append(f"{head} mark")
     writer.writerow(header)
     for row in found.cells:
         cells: list[str] = []
         for number, has_bounds, has_marks in zip(row, bounded, marked, strict=True):
+            # Bounds that stand alone are in their own columns; a program reads no number here.
             value = "" if number.value == EMPTY or BETWEEN in number.value else number.value
-            value = value if number.is_number else in_cell(value)
-            cells += [value, *(number.bounds if has_bounds else ())]
-            cells += [number.mark.strip()] if has_marks else []
+            cells.append(value if number.is_number else in_cell(value))
+            if has_bounds:
+                cells += number.bounds
+            if has_marks:
+                cells.append(number.mark.strip())
         writer.writerow(cells)
     return text.getvalue()
 
@@ -227,9 +239,8 @@ def as_json(table: Table, label: str = "") -> str:
             if cell.mark:
                 named[f"{key} mark"] = cell.mark.strip()
         rows.append(named)
-    return (
-        json.dumps({"title": table.title, "rows": rows, "notes": list(table.notes)}, indent=2, allow_nan=False) + "\n"
-    )
+    content = {"title": table.title, "rows": rows, "notes": list(table.notes)}
+    return json.dumps(content, indent=2, allow_nan=False) + "\n"
 
 
 def as_latex(table: Table, label: str = "") -> str:
@@ -293,7 +304,9 @@ FORMATS: dict[str, Callable[[Table, str], str]] = {
 def latex_cells(table: Table) -> list[list[str]]:
     """Return headings and rows as LaTeX."""
     found = Print.of(table)
-    return [[to_latex(head) for head in found.heads], *([cell.in_latex() for cell in row] for row in found.cells)]
+    header = [to_latex(head) for head in found.heads]
+    rows = [[cell.in_latex() for cell in row] for row in found.cells]
+    return [header, *rows]
 
 
 def widths_pt(table: Table, *, apart: bool = False) -> list[float]:
@@ -361,7 +374,9 @@ def _unit(form: Form, cells: Sequence[Entry]) -> tuple[float, str]:
 
 def _finite(value: float) -> float | str | None:
     """Return a number as JSON has it: infinity, a time that is never over, is a word."""
-    return "never" if value == math.inf else value if math.isfinite(value) else None
+    if value == math.inf:
+        return "never"
+    return value if math.isfinite(value) else None
 
 
 def _printed_pt(latex: str) -> float:
@@ -377,7 +392,10 @@ def _printed_pt(latex: str) -> float:
 
 def _places(number: float, significant: int) -> int:
     """Return the decimals that show `significant` digits of a number; negative: to tens, hundreds."""
-    return significant - 1 - math.floor(math.log10(abs(float(f"{number:.{significant - 1}e}")))) if number else 0
+    if number == 0:
+        return 0
+    rounded = float(f"{number:.{significant - 1}e}")  # first: 9.99 with two digits is 10, of another order
+    return significant - 1 - math.floor(math.log10(abs(rounded)))
 
 
 def _fixed(number: float, places: int) -> str:

@@ -14,7 +14,7 @@ from typing import Any
 from rich.console import Console, ConsoleOptions
 from rich.text import Text
 
-from scalebench.tables.table import Column, Table
+from scalebench.tables.table import Column, Entry, Table
 
 _GAP = "  "
 
@@ -28,13 +28,17 @@ class Screen:
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> Iterator[Text]:
         """Yield the lines."""
         table = self.table
-        rows = [[Text(cell.text) if isinstance(cell.text, str) else cell.text for cell in row] for row in table.rows]
+        rows = [[_as_text(cell) for cell in row] for row in table.rows]
         columns = [(n, column) for n, column in enumerate(table.columns) if not column.shared]
-        widths = {n: max([len(column.name), *(row[n].cell_len for row in rows)]) for n, column in columns}
+        widths = {}
+        for n, column in columns:
+            cells = [row[n].cell_len for row in rows]
+            widths[n] = max([len(column.name), *cells])
         shown = columns
         while sum(widths[n] + len(_GAP) for n, _ in shown) > options.max_width + len(_GAP):
-            if (most := max(column.spare for _, column in shown)) == 0:
-                break
+            most = max(column.spare for _, column in shown)
+            if most == 0:
+                break  # the columns that are left say what the table is about, and stay
             shown = [(n, column) for n, column in shown if column.spare != most]
         if table.title:
             yield Text(table.title, style="italic")
@@ -86,3 +90,7 @@ def print_results(*parts: Table | str) -> None:
         console = Console(width=10_000)
     for part in parts:
         console.print(Screen(part) if isinstance(part, Table) else part, highlight=False, markup=False)
+
+
+def _as_text(cell: Entry) -> Text:
+    return Text(cell.text) if isinstance(cell.text, str) else cell.text

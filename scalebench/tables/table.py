@@ -83,7 +83,9 @@ def _memory(nbytes: float) -> str:
 
 
 def _passes(value: float) -> str:
-    return "never" if value == math.inf else EMPTY if math.isnan(value) else f"{value:g}"
+    if value == math.inf:
+        return "never"
+    return EMPTY if math.isnan(value) else f"{value:g}"
 
 
 TIME = Form(seconds_with_interval, SECONDS)  # 1.23 s [1.20, 1.26]

@@ -158,7 +158,9 @@ class Canvas:
         for own in self._paged(rows, together):
             page = self._new_page(sum(height for _, height in own) * self.style.height)
             body = page.figure.add_subfigure(page.bands[0])
-            groups = [(count, [height for _, height in part]) for count, part in itertools.groupby(own, itemgetter(0))]
+            groups = []  # neighbouring rows of as many panels share a grid, so that their panels are aligned
+            for count, part in itertools.groupby(own, itemgetter(0)):
+                groups.append((count, [height for _, height in part]))
             shares = [sum(heights) for _, heights in groups]
             bands = body.subfigures(len(groups), 1, squeeze=False, height_ratios=shares)
             for (count, heights), band in zip(groups, bands[:, 0], strict=True):
@@ -444,7 +446,8 @@ def _fit_titles(page: Page) -> bool:
     end = page.figure.bbox.x1
     changed = False
     for panel, own in places:
-        beside = [other.x0 for _, other in places if other.x0 > own.x0 and other.y0 < own.y1 and other.y1 > own.y0]
+        alongside = [other for _, other in places if other.y0 < own.y1 and other.y1 > own.y0]
+        beside = [other.x0 for other in alongside if other.x0 > own.x0]
         room = (min([end, *beside]) - own.x0) * 72 / page.figure.dpi - _TITLE_GAP_PT
         changed |= panel.title_pt > room and panel.fit_title(room)
     return changed

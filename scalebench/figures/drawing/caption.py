@@ -212,7 +212,10 @@ def _batch(runs: pd.DataFrame) -> str:
     words = batch_in_words(runs["batch_policy"].iloc[-1], batch)
     policy = f"{words[:1].upper()}{words[1:]} at every worker count"
     taken = {count: sorted(own.dropna().unique()) for count, own in runs.groupby("workers")["steps_per_epoch"]}
-    steps = ["-".join(str(own) for own in dict.fromkeys([*some[:1], *some[-1:]])) or "–" for some in taken.values()]
+    steps = []
+    for some in taken.values():
+        ends = dict.fromkeys([*some[:1], *some[-1:]])  # one number, or the least and the most
+        steps.append("-".join(str(own) for own in ends) or "–")
     if set(steps) == {"–"}:
         return f"{policy}."
     if len(set(steps)) == 1:

@@ -100,7 +100,8 @@ def executions_of_bars(table: pd.DataFrame) -> list[tuple[Handle, str]]:
 
 def counts_by_execution(table: pd.DataFrame) -> dict[str, list[int]]:
     """Return the worker counts of each execution in `table`."""
-    return {str(name): sorted(int(n) for n in group.unique()) for name, group in table.groupby("execution")["workers"]}
+    groups = table.groupby("execution")["workers"]
+    return {str(name): sorted(int(n) for n in own.unique()) for name, own in groups}
 
 
 def mark_unreached(

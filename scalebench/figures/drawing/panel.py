@@ -134,7 +134,9 @@ class Panel:
         for (execution, name), group in frame[frame[quantity].notna()].groupby(["execution", "series"], sort=False):
             group = group.sort_values(x)
             look = looks[str(name)]
-            at = group[x].astype(float).to_numpy() * (2 ** (look.shift * crowded) if shift else 1) + aside * look.shift
+            # Counts lie an octave apart, so a shift along them is a factor; one along times is added.
+            factor = 2 ** (look.shift * crowded) if shift else 1
+            at = group[x].astype(float).to_numpy() * factor + aside * look.shift
             y = scale * group[quantity].astype(float).to_numpy()
             bounds = [scale * group[name].astype(float).to_numpy() for name in (low, high)] if low else None
             if bounds:
@@ -229,7 +231,8 @@ class Panel:
         for line in self._lines:
             x, y = np.array(line.get_data(), dtype=float)
             # Marks at the edge of the panel, as of an accuracy of 1, are drawn whole.
-            line.set_clip_on(bool(((x < left) | (x > right) | (y < low) | (y > high)).any()))
+            outside = (x < left) | (x > right) | (y < low) | (y > high)
+            line.set_clip_on(bool(outside.any()))
             line.set_in_layout(False)
 
     def fit_intervals(self) -> None:
@@ -249,7 +252,9 @@ class Panel:
             low = min(low, max(min(ends) - edge, low - reach))
             high = max(high, min(max(ends) + edge, high + reach))
             low, high = np.power(10, (low, high)) if log else (low, high)
-        self.ax.set_ylim(low, min(high, self._top + 0.03 * (self._top - low)) if math.isfinite(self._top) else high)
+        if math.isfinite(self._top):
+            high = min(high, self._top + 0.03 * (self._top - low))
+        self.ax.set_ylim(low, high)
 
     def reference(self, xs: Sequence[float], ys: Sequence[float], name: str) -> None:
         """Draw a dotted reference line, such as ideal scaling."""
@@ -272,12 +277,16 @@ class Panel:
             self.explained.add(segment.part)
             up = segment.value > 0
             corner = (at - _BAR / 2, ends[up])
-            pale = key["execution"] in SIMULATED
+            face: Any = segment.color
+            if not segment.measured:
+                face = "white"
+            elif key["execution"] in SIMULATED:
+                face = tint(segment.color)
             bar = Rectangle(
                 corner,
                 _BAR,
                 segment.value,
-                fc="white" if not segment.measured else tint(segment.color) if pale else segment.color,
+                fc=face,
                 ec=segment.color,
                 lw=edge,
                 ls="--" if key["execution"] == "modelled" else "-",
@@ -387,9 +396,10 @@ def _covering(frame: pd.DataFrame, x: str, quantity: str, order: Sequence[str]) 
     width = _LINE_WIDTH * (known[quantity].max() - known[quantity].min())
     heights = known.pivot_table(index=["execution", x], columns="series", values=quantity, aggfunc="first")
     names = [name for name in order if name in heights]
-    covering = {
-        name: [other for other in names if (heights[name] - heights[other]).abs().median() <= width] for name in names
-    }
+    covering: dict[str, list[str]] = {}
+    for name in names:
+        apart = {other: (heights[name] - heights[other]).abs().median() for other in names}
+        covering[name] = [other for other, distance in apart.items() if distance <= width]
     return {name: found for name, found in covering.items() if len(found) > 1}
 
 
@@ -431,7 +441,8 @@ def _fitting_shift(counts: pd.Series[int]) -> float:
 def _ticks(subs: Sequence[float], low: float, high: float) -> list[float]:
     """Return the multiples of powers of ten that lie on an axis, in order."""
     powers = range(math.floor(math.log10(low)), math.ceil(math.log10(high)) + 1)
-    return [tick for power in powers for sub in subs if low <= (tick := sub * 10.0**power) <= high]
+    ticks = [sub * 10.0**power for power in powers for sub in subs]
+    return [tick for tick in ticks if low <= tick <= high]
 
 
 def _plain(value: float) -> str:

@@ -210,7 +210,8 @@ def _parts(names: Sequence[str], number: int) -> list[list[str]]:
     """Split `names` into `number` equal parts, or between families where no part has more than one name too many."""
     even = [round(len(names) * place / number) for place in range(number + 1)]
     ends = [place for place in range(1, len(names)) if family(names[place - 1]) != family(names[place])]
-    near = [min(((abs(end - cut), end) for end in ends), default=(0, cut))[1] for cut in even[1:-1]]
+    # Each cut moves to the nearest end of a family, where there is one.
+    near = [min(ends, key=lambda end: (abs(end - cut), end), default=cut) for cut in even[1:-1]]
     bounds = [0, *near, len(names)]
     if not all(0 < stop - start <= GROUP + 1 for start, stop in itertools.pairwise(bounds)):
         bounds = even
@@ -224,12 +225,11 @@ def name_series(table: pd.DataFrame) -> pd.DataFrame:
     """
     native = table[table["execution"].isin(("native", "paced"))]
     first = {str(label): min(group, key=PREFERRED_ENGINES.index) for label, group in native.groupby("label")["engine"]}
-    return table.assign(
-        series=[
-            label if engine in ("virtual", EXECUTION, first.get(label)) else f"{label} on {engine}"
-            for label, engine in zip(table["label"].astype(str), table["engine"].astype(str), strict=True)
-        ]
-    )
+    series = []
+    for label, engine in zip(table["label"].astype(str), table["engine"].astype(str), strict=True):
+        plain = engine in ("virtual", EXECUTION, first.get(label))
+        series.append(label if plain else f"{label} on {engine}")
+    return table.assign(series=series)
 
 
 def looks(series: Iterable[str]) -> dict[str, Look]:
@@ -290,7 +290,10 @@ def short_names(series: Iterable[str]) -> dict[str, str]:
     for name in known:
         head, own, _ = _label_parts(name)
         options.setdefault(head, []).extend([set(own)] * bool(own))
-    common = {head: set.intersection(*found) if len(found) > 1 else set() for head, found in options.items()}
+    common: dict[str, set[str]] = {head: set() for head in options}
+    for head, found in options.items():
+        if len(found) > 1:  # a lone name keeps its options: beside nothing they say what it is
+            common[head] = set.intersection(*found)
     plain = {head for head, own, _ in map(_label_parts, known) if not own}  # beside these no option is common to all
     short = {name: _without(name, common[family(name)], family(name) in plain) for name in known}
     taken = list(short.values())
