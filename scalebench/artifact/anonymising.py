@@ -196,8 +196,10 @@ def _without_names(table: str) -> str:
     header = from_line(lines[0].encode()) if lines else []
     for number, line in enumerate(lines[1:], start=1):
         cells = [to_text(cell) for cell in from_line(line.encode())]
-        named = zip(cells, header, strict=False)
-        masked = [redact(cell) if name in _FREE_TEXTS else cell for cell, name in named] + cells[len(header) :]
+        masked = cells.copy()
+        for place, name in enumerate(header[: len(cells)]):  # a torn line has fewer cells, or more
+            if name in _FREE_TEXTS:
+                masked[place] = redact(cells[place])
         if masked != cells:
             lines[number] = to_lines([masked]).decode()
     return "".join(lines)

@@ -156,7 +156,8 @@ def describe(
     runs = results.runs
     name = results.folder.name
     order = {figure: place for place, figure in enumerate(_ORDER)}
-    figures = sorted((figure for figure in drawn if figure.files), key=lambda one: order.get(one.name, len(order)))
+    with_files = [figure for figure in drawn if figure.files]
+    figures = sorted(with_files, key=lambda one: order.get(one.name, len(order)))
     summaries = dict(describe_figures())
     claims = paper.contributions or [
         Contribution(text=f"{summaries[figure.name][:1].upper()}{summaries[figure.name][1:]}.", figures=[figure.name])
@@ -347,7 +348,8 @@ def render(document: str, description: Description) -> str:
 
 def crate(folder: Path, description: Description) -> str:
     """Return the RO-Crate metadata of the files in `folder` as JSON-LD."""
-    d, study = description, f"results/{description.study}"
+    d = description
+    study = f"results/{description.study}"
     files = sorted(path for path in folder.rglob("*") if path.is_file() and path.name != CRATE)
     entities = [_file(folder, file) for file in files]
     names = [str(entity["@id"]) for entity in entities]
@@ -356,7 +358,9 @@ def crate(folder: Path, description: Description) -> str:
     authors = [_author(number, author) for number, author in enumerate(d.paper.authors, start=1)]
     agents = {"agent": [_link(author[0]["@id"]) for author in authors]} if authors else {}
     doi = f"https://doi.org/{d.paper.doi}" if d.paper.doi else ""
-    root = _root(d, names, doi) | ({"author": agents["agent"], "publisher": agents["agent"][0]} if authors else {})
+    root = _root(d, names, doi)
+    if authors:
+        root |= {"author": agents["agent"], "publisher": agents["agent"][0]}
     for licence in sorted({d.paper.license or "Apache-2.0", "Apache-2.0"}):
         about = f"The licence with the SPDX identifier {licence}"
         entities.append(_entity(_SPDX + licence, "CreativeWork", name=licence, description=about))

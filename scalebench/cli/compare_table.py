@@ -87,8 +87,10 @@ def comparison_notes(found: Verdicts) -> list[str]:
         notes.append(f"p: {', '.join(tests)} test, adjusted by Holm over the worker counts of a strategy")
     elif (found.table["repetitions_needed"] > 0).any():
         notes.append(f"no test, as so few repetitions cannot reach its level: {found.repeat} or more")
-    unpaired = ~found.table["paired"].astype(bool) & (found.table[["n_a", "n_b"]].min(axis=1) > 1)
-    apart = found.table[(unpaired | (found.table["left_out"] > 0)) & (found.table["execution"] != "virtual")]
+    repeated = found.table[["n_a", "n_b"]].min(axis=1) > 1
+    unpaired = ~found.table["paired"].astype(bool) & repeated
+    fewer_pairs = found.table["left_out"] > 0
+    apart = found.table[(unpaired | fewer_pairs) & (found.table["execution"] != "virtual")]
     if found.one_study and len(apart):
         notes.append(f"independent samples or fewer pairs, as not all runs were made side by side: {_place(apart)}")
     for what, cells in (
@@ -130,6 +132,9 @@ def _place(rows: pd.DataFrame) -> str:
 
 
 def comparison_facts(found: Verdicts) -> dict[str, Any]:
+    cells = {"failed": found.failed, "missing": found.missing, "added": found.added}
+    errors = dict(zip("ab", found.virtual_errors, strict=True))
+    rows = found.table.to_dict("records")
     return {
         "schema": JSON_SCHEMA,
         "a": found.a,
@@ -139,17 +144,11 @@ def comparison_facts(found: Verdicts) -> dict[str, Any]:
         "regressed": found.regressed,
         "time": {verdict: found.count(verdict) for verdict in VERDICTS},
         "metric": {verdict: found.metrics(verdict) for verdict in METRIC_VERDICTS},
-        **{
-            name: [cell._asdict() for cell in cells]
-            for name, cells in (("failed", found.failed), ("missing", found.missing), ("added", found.added))
-        },
+        **{name: [cell._asdict() for cell in own] for name, own in cells.items()},
         "changed": found.changed,
-        "virtual_error": {
-            name: None if error is None else asdict(error)
-            for name, error in zip("ab", found.virtual_errors, strict=True)
-        },
+        "virtual_error": {name: asdict(error) if error is not None else None for name, error in errors.items()},
         "overridden": [asdict(difference) for difference in found.overridden],
-        "cells": [{key: _plain(value) for key, value in row.items()} for row in found.table.to_dict("records")],
+        "cells": [{key: _plain(value) for key, value in row.items()} for row in rows],
     }
 
 

@@ -31,7 +31,8 @@ def list_(what: str | None, as_json: bool) -> None:
     module, _, function = KINDS[what].partition(":")
     rows: Sequence[tuple[str, ...]] = attrgetter(function)(import_module(module))()
     if as_json:
-        click.echo(json.dumps([dict(zip(("name", "summary", "detail"), row, strict=False)) for row in rows], indent=2))
+        keys = ("name", "summary", "detail")
+        click.echo(json.dumps([dict(zip(keys, row, strict=False)) for row in rows], indent=2))
         return
     width = max((len(row[0]) for row in rows), default=0)
     for name, *rest in rows:

@@ -59,7 +59,8 @@ def recalibrate(
     if cluster is not None and Path(cluster).is_file():
         cluster = str(Path(cluster).resolve())
     folder = enter_first_folder(study_folder(results))
-    if calibration is not None and calibration.is_relative_to(here := Path.cwd()):
+    here = Path.cwd()
+    if calibration is not None and calibration.is_relative_to(here):
         calibration = calibration.relative_to(here)  # as `run --calibration` names it
     before = load_study(folder / STUDY, {}, [])
     sets = _jitter_sets(before, jitter, jitter_sigma)

@@ -96,7 +96,9 @@ def _reproduce(
     from scalebench.launch.planning import plan_study
     from scalebench.launch.study_run import run_study
 
-    failed, left, studies = 0, 0, paper.studies_of(figure)
+    failed = 0
+    left = 0
+    studies = paper.studies_of(figure)
     with watching() as watcher:
         for number, name in enumerate(studies, start=1):
             study = paper.study_at(name, scale, data_dir)
@@ -109,7 +111,9 @@ def _reproduce(
             failed += len(tally.failed)
             left += tally.remaining
     _write(paper, studies, scale, results, output)
-    return 1 if failed else RUNS_LEFT if left else 0
+    if failed:
+        return 1
+    return RUNS_LEFT if left else 0
 
 
 def _write(paper: Paper, studies: list[str], scale: str, results: Path, output: Path) -> None:

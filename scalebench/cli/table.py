@@ -129,8 +129,12 @@ def _flag(name: str, row: Mapping[Hashable, Any]) -> str:
 
 def _is_known(table: Table, place: int) -> bool:
     """Return True if a cell of a column has a number, or words in place of an empty one."""
-    cells = [row[place] for row in table.rows]
-    return any(cell.text != EMPTY if cell.number is None else cell.number.value == cell.number.value for cell in cells)
+    for row in table.rows:
+        cell = row[place]
+        known = cell.text != EMPTY if cell.number is None else cell.number.value == cell.number.value  # no NaN
+        if known:
+            return True
+    return False
 
 
 def _short_names(table: Table) -> tuple[Table, str]:

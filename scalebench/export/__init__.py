@@ -42,6 +42,12 @@ from scalebench.training.timeline import Timeline
 if TYPE_CHECKING:
     import pyarrow as pa
 
+# Nullable types of a column by the types of its values.
+_KINDS: dict[Any, set[type]] = {
+    "boolean": {bool, np.bool_},
+    "Int64": {int, np.int64},
+    "float64": {float, np.float64},
+}
 FORMAT_VERSION = 1  # of the JSON file
 _ROWS_AT_ONCE = 10_000  # turned into text at a time, so that a large study does not lie in memory twice
 ADD_PARQUET = "pip install 'scalebench[parquet]'"
@@ -97,7 +103,7 @@ def _typed(table: pd.DataFrame) -> pd.DataFrame:
 
 def _kind(column: pd.Series) -> Any:
     held = set(map(type, column.dropna()))
-    for dtype, types in (("boolean", {bool, np.bool_}), ("Int64", {int, np.int64}), ("float64", {float, np.float64})):
+    for dtype, types in _KINDS.items():
         if held and held <= types:
             return dtype
     return "str"
@@ -129,11 +135,7 @@ def json_text(results: Results) -> Iterator[str]:
         "schema_version": SCHEMA_VERSION,
         "study": results.study,
         "notes": results.notes,
-        "columns": {
-            table: {name: {"meaning": column.meaning, "unit": column.unit or None} for name, column in columns.items()}
-            for table, columns in meanings.items()
-            if columns
-        },
+        "columns": {table: _described(columns) for table, columns in meanings.items() if columns},
     }
     yield "{\n"
     for key, value in head.items():
@@ -143,6 +145,10 @@ def json_text(results: Results) -> Iterator[str]:
         yield from _rows(table)
         yield "]\n"
     yield "}\n"
+
+
+def _described(columns: dict[str, Doc]) -> dict[str, dict[str, str | None]]:
+    return {name: {"meaning": column.meaning, "unit": column.unit or None} for name, column in columns.items()}
 
 
 def _rows(table: pd.DataFrame) -> Iterator[str]:

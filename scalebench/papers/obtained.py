@@ -108,11 +108,13 @@ def _epochs_to(rows: Rows) -> Measured | None:
 
 def _ideal_speedup_to(rows: Rows) -> Measured | None:
     """Workers times the epochs of serial over its own epochs: the speedup to a metric if epochs scaled perfectly."""
-    both = (_curves(rows.results, part) for part in (rows.of("serial"), rows.at))
-    alone, own = (_median_epochs(curves, float(rows.argument)) for curves in both)
+    target = float(rows.argument)
+    alone = _median_epochs(_curves(rows.results, rows.of("serial")), target)
+    own = _median_epochs(_curves(rows.results, rows.at), target)
     if alone is None or own is None or math.isinf(alone.value):
         return None
-    return Measured(int(rows.at["workers"].iloc[0]) * alone.value / own.value, n=len(rows.at))
+    workers = int(rows.at["workers"].iloc[0])
+    return Measured(workers * alone.value / own.value, n=len(rows.at))
 
 
 def _time_reduction(rows: Rows) -> Measured | None:
@@ -143,15 +145,18 @@ def _metric_difference(rows: Rows) -> Measured | None:
 def _optimum_workers(rows: Rows) -> Measured | None:
     """Worker count of the shortest time."""
     times = rows.runs.groupby("workers")["train_s"].mean()
-    return Measured(float(times.index.to_numpy(dtype=float)[times.argmin()]), n=len(rows.runs))
+    counts = times.index.to_numpy(dtype=float)
+    return Measured(float(counts[times.argmin()]), n=len(rows.runs))
 
 
 def _largest_workers(rows: Rows) -> Measured | None:
     """Worker count up to which each larger one takes less time than all before it."""
     times = rows.runs.groupby("workers")["train_s"].mean().sort_index()
     falling = times.lt(times.cummin().shift(fill_value=math.inf))
-    last = times.index[-1] if falling.all() else times.index[int((~falling).to_numpy().argmax()) - 1]
-    return Measured(float(last), n=len(rows.runs))
+    last = len(times) - 1
+    if not falling.all():
+        last = int((~falling).to_numpy().argmax()) - 1  # before the first count that is no faster
+    return Measured(float(times.index[last]), n=len(rows.runs))
 
 
 def _fewer_syncs(rows: Rows) -> Measured | None:
@@ -199,7 +204,8 @@ QUANTITIES: dict[str, Callable[[Rows], Measured | None]] = {
 
 def _curves(results: Results, at: pd.DataFrame) -> pd.DataFrame:
     """Metric by run (rows) and number of epochs trained (columns); empty if nothing was evaluated."""
-    epochs = results.epochs.merge(at[["run_id", "attempt"]], on=["run_id", "attempt"]).dropna(subset=["test_metric"])
+    attempt = ["run_id", "attempt"]
+    epochs = results.epochs.merge(at[attempt], on=attempt).dropna(subset=["test_metric"])
     if epochs.empty:
         return pd.DataFrame()
     counted = epochs.assign(trained=epochs["epoch"].astype(int) + 1)
@@ -211,14 +217,17 @@ def _median_epochs(curves: pd.DataFrame, target: float) -> Measured | None:
     if curves.empty:
         return None
     trained = curves.columns.to_numpy(dtype=float)
-    values = np.array([min(trained[row >= target], default=math.inf) for row in curves.to_numpy(dtype=float)])
+    reached = [trained[curve >= target] for curve in curves.to_numpy(dtype=float)]
+    values = np.array([min(epochs, default=math.inf) for epochs in reached])
     return median_interval(values)
 
 
 def _over(rows: Rows, values: Callable[[pd.DataFrame], pd.Series[float]]) -> Measured | None:
     """Median of `values` over that of the strategy in the argument, without an interval; None where it has none."""
     own, base = (median_interval(values(runs)).value for runs in (rows.at, rows.of(rows.argument)))
-    return None if math.isnan(own) or not (base and math.isfinite(base)) else Measured(own / base, n=len(rows.at))
+    if math.isnan(own) or base == 0 or not math.isfinite(base):
+        return None
+    return Measured(own / base, n=len(rows.at))
 
 
 def _compared(rows: Rows, table: pd.DataFrame, baseline: str, name: str) -> Measured | None:

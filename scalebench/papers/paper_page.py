@@ -193,12 +193,15 @@ def _introduction(paper: Paper, results: Mapping[str, Results], scale: str) -> l
 
 
 def _table(pairs: Sequence[Pair], compared: bool) -> list[str]:
-    return [_line(_HEADER), _line(["---"] * len(_HEADER)), *(_line(_cells(pair, compared)) for pair in pairs)]
+    rows = [_cells(pair, compared) for pair in pairs]
+    return [_line(row) for row in (_HEADER, ["---"] * len(_HEADER), *rows)]
 
 
 def _cells(pair: Pair, compared: bool) -> list[str]:
     row, ours = pair.published, pair.obtained
-    difference = pair.difference if compared else math.nan
+    difference = EMPTY
+    if compared and not pd.isna(pair.difference):
+        difference = f"{'+' if pair.difference > 0 else ''}{number(pair.difference)}"
     return [
         in_words(row.quantity),
         row.strategy or EMPTY,
@@ -206,7 +209,7 @@ def _cells(pair: Pair, compared: bool) -> list[str]:
         number(row.value),
         pair.absent if ours is None else with_interval(ours.measured),
         EMPTY if ours is None else ours.execution,
-        EMPTY if pd.isna(difference) else f"{'+' if difference > 0 else ''}{number(difference)}",
+        difference,
         "; ".join(filter(None, [row.source, "digitised" if row.digitised else "", row.note])),
     ]
 
@@ -361,6 +364,5 @@ def read_plans(path: Path) -> dict[str, Plan]:
     if not path.is_file():
         return {}
     plans = read_as(path, _Plans, StudyError, "file of plans").plans
-    return {
-        name: plan.model_copy(update={"cluster": found_file(path.parent, plan.cluster)}) for name, plan in plans.items()
-    }
+    clusters = {name: found_file(path.parent, plan.cluster) for name, plan in plans.items()}
+    return {name: plan.model_copy(update={"cluster": clusters[name]}) for name, plan in plans.items()}

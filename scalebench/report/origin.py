@@ -91,13 +91,15 @@ def rerun_of(results: Results, provenance: list[dict[str, Any]]) -> dict[str, An
         )
     files = {"data set": "dataset_sha256", "model's file": "model_sha256", "initial weights": "init_weights_sha256"}
     files |= {"cluster's file": "cluster_sha256", "strategy's file": "strategy_sha256"}
-    content = [(name, digest) for name, column in files.items() for digest in runs[column].dropna().unique()]
     records = [folder / name for name in RECORDS if (folder / name).is_file()]
+    checksums = [(path.name, hashlib.sha256(path.read_bytes()).hexdigest()) for path in records]
+    for name, column in files.items():
+        checksums += [(name, digest) for digest in runs[column].dropna().unique()]
     return {
         "commands": "\n".join(_commands(results, provenance)),
         "study": study,
         "study_link": f"data:application/yaml;base64,{base64.b64encode(study.encode()).decode()}",
-        "checksums": [*((path.name, hashlib.sha256(path.read_bytes()).hexdigest()) for path in records), *content],
+        "checksums": checksums,
         "remarks": remarks,
     }
 

@@ -257,10 +257,10 @@ _LEAST_SHARE = 0.4  # of a stated link, where the file has no base rows of colle
 
 def fit_collectives(base: pd.DataFrame) -> LinkFit:
     """Fit latency and bandwidth to measured collectives of one system."""
-    rows = [
-        Transfer(int(row.workers), int(row.nodes), message_bytes(row), step_seconds(row, float(row.value)))
-        for row in records(base)
-    ]
+    rows = []
+    for row in records(base):
+        seconds = step_seconds(row, float(row.value))
+        rows.append(Transfer(int(row.workers), int(row.nodes), message_bytes(row), seconds))
     return fit_links(rows, _COLLECTIVE)
 
 
@@ -286,10 +286,9 @@ def predict_collectives(group: pd.DataFrame, fit: LinkFit, least: float) -> list
         centre, low, high, *_ = fit.seconds(int(row.workers), 1 if one_node else int(row.nodes), nbytes)
         if one_node and row.nodes > 1:
             mean = Operation(Kind.ALLREDUCE, int(nbytes), range(int(row.workers)), algorithm=_COLLECTIVE)
-            network = [
-                Network(stated_cluster(row, share), -(-int(row.workers) // int(row.nodes))) for share in (1.0, least)
-            ]
-            times = [one.time(mean) for one in network]
+            on_a_node = -(-int(row.workers) // int(row.nodes))
+            # At the stated speed of the links, and at the least share of it that was measured.
+            times = [Network(stated_cluster(row, share), on_a_node).time(mean) for share in (1.0, least)]
             low = max(low, times[0])
             centre = max(centre, times[0])
             high = max(high, times[1])

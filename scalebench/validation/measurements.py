@@ -90,8 +90,9 @@ def calibrating_rows(base: Any, table: pd.DataFrame) -> list[Any]:
     there are at most as many workers as in `base`, so that a prediction still goes out from few workers to more.
     """
     near = table["batch_per_worker"] / base.batch_per_worker
-    known = (table["split"] != "hold") & (table["workers"] <= base.workers) & near.between(1 / _NEAR, _NEAR, "neither")
-    same = table[known | (table.index == base.Index)]
+    known = (table["split"] != "hold") & (table["workers"] <= base.workers)
+    alike = near.between(1 / _NEAR, _NEAR, "neither")
+    same = table[(known & alike) | (table.index == base.Index)]
     configuration = _configuration(same)
     return records(same[configuration == configuration[base.Index]])
 

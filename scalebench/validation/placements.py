@@ -58,12 +58,15 @@ def read_placements(path: Path) -> pd.DataFrame:
     for model, group in table[~held].groupby("model"):
         several = group[group["replicas"] > 1]
         kinds = several.drop_duplicates("placement")["nodes"].clip(upper=2).value_counts()
-        if (group["replicas"] == 1).sum() == 0 or min(kinds.get(1, 0), kinds.get(2, 0)) < _LEAST_PLACEMENTS:
+        alone = (group["replicas"] == 1).any()
+        fewest = min(kinds.get(1, 0), kinds.get(2, 0))  # placements on one node, on several
+        if not alone or fewest < _LEAST_PLACEMENTS:
             raise ResultsError(
                 f"{path}: model {model}: to calibrate on, rows of one replica and {_LEAST_PLACEMENTS} placements each "
                 "of more replicas on one node and on several are needed"
             )
-    if lonely := set(table["model"]) - set(table.loc[~held, "model"]):
+    lonely = set(table["model"]) - set(table.loc[~held, "model"])
+    if lonely:
         raise ResultsError(f"{path}: model {min(lonely)} has no rows to calibrate on")
     return table.assign(held=held)
 
@@ -112,10 +115,8 @@ def _calibrate(rows: pd.DataFrame) -> _Model:
     one_worker = single.groupby("local_batch")["step_time_s"].median()
     several = rows[rows["replicas"] > 1]
     middle = several.groupby(["placement", "nodes", "replicas"], as_index=False)["sync_time_s"].median()
-    inside, between = (
-        fit_links([Transfer(int(row.replicas), int(row.nodes), _NBYTES, row.sync_time_s) for row in records(part)])
-        for part in (middle[middle["nodes"] == 1], middle[middle["nodes"] > 1])
-    )
+    inside = _links_of(middle[middle["nodes"] == 1])
+    between = _links_of(middle[middle["nodes"] > 1])
     plain = _Model(one_worker, inside, between, 0.0, 0.0, 0.0)
     compute = _compute(plain, several)
     measured = several["step_time_s"].to_numpy()
@@ -126,8 +127,14 @@ def _calibrate(rows: pd.DataFrame) -> _Model:
     return fitted._replace(deviation=float(np.sqrt(np.mean(residuals**2))))
 
 
+def _links_of(rows: pd.DataFrame) -> LinkFit:
+    transfers = [Transfer(int(row.replicas), int(row.nodes), _NBYTES, row.sync_time_s) for row in records(rows)]
+    return fit_links(transfers)
+
+
 def _seconds(model: _Model, rows: pd.DataFrame) -> NDArray[np.float64]:
-    return _compute(model, rows) * (1 + model.jitter * _wait(rows)) + model.unhidden * _synchronisation(model, rows)
+    compute = _compute(model, rows) * (1 + model.jitter * _wait(rows))
+    return compute + model.unhidden * _synchronisation(model, rows)
 
 
 def _compute(model: _Model, rows: pd.DataFrame) -> NDArray[np.float64]:
@@ -136,8 +143,11 @@ def _compute(model: _Model, rows: pd.DataFrame) -> NDArray[np.float64]:
 
 
 def _synchronisation(model: _Model, rows: pd.DataFrame) -> NDArray[np.float64]:
-    fits = ((model.inside if row.nodes == 1 else model.between, row) for row in records(rows))
-    return np.array([fit.seconds(int(row.replicas), int(row.nodes), _NBYTES).value for fit, row in fits])
+    seconds = []
+    for row in records(rows):
+        fit = model.inside if row.nodes == 1 else model.between
+        seconds.append(fit.seconds(int(row.replicas), int(row.nodes), _NBYTES).value)
+    return np.array(seconds)
 
 
 def _wait(rows: pd.DataFrame) -> NDArray[np.float64]:

@@ -24,7 +24,10 @@ CLEARLY = 0.10  # strategies that differ by more are compared in their order
 def predictions_of(rows: Iterable[dict[str, Any]]) -> pd.DataFrame:
     """Return the table of predictions; rows whose quantity is in seconds leave out what follows from that."""
     in_seconds = {"seconds": "measured", "predicted_s": "predicted", "linear_s": "linear"}
-    complete = [{"unit": "s"} | {name: row[of] for name, of in in_seconds.items()} | row for row in rows]
+    complete = []
+    for row in rows:
+        usual = {name: row[of] for name, of in in_seconds.items()}
+        complete.append({"unit": "s"} | usual | row)
     return pd.DataFrame(complete, columns=list(_COLUMNS))
 
 
@@ -34,11 +37,13 @@ def with_errors(predictions: pd.DataFrame) -> pd.DataFrame:
     `held` is empty where there is no interval.
     """
     measured = predictions["measured"]
-    held = (predictions["low"] <= measured) & (measured <= predictions["high"])
+    inside = (predictions["low"] <= measured) & (measured <= predictions["high"])
+    has_interval = predictions["low"].notna()
+    held = inside if has_interval.all() else inside.astype(float).where(has_interval)
     return predictions.assign(
         error=predictions["predicted"] / measured - 1,
         linear_error=predictions["linear"] / measured - 1,
-        held=held if predictions["low"].notna().all() else held.astype(float).where(predictions["low"].notna()),
+        held=held,
     )
 
 
@@ -76,8 +81,8 @@ def error_by_source(errors: pd.DataFrame) -> pd.DataFrame:
 def error_by_distance(errors: pd.DataFrame) -> pd.DataFrame:
     """Return points, MAPE, MAPE of linear scaling and coverage by whole doublings from the calibration."""
     doublings = np.ceil(errors["doublings"].round(1)).astype(int).rename("doublings")
-    grouped = errors.assign(size=errors["error"].abs(), linear_size=errors["linear_error"].abs()).groupby(doublings)
-    found = grouped.agg(
+    sizes = errors.assign(size=errors["error"].abs(), linear_size=errors["linear_error"].abs())
+    found = sizes.groupby(doublings).agg(
         points=("size", "size"), mape=("size", "mean"), linear_mape=("linear_size", "mean"), held=("held", "mean")
     )
     return found.reset_index()
@@ -89,7 +94,8 @@ def pairs_in_order(errors: pd.DataFrame, clearly: float = CLEARLY) -> tuple[int,
     for _, group in errors[errors["seconds"].notna()].groupby(["configuration", "workers"]):
         rows: list[Any] = list(group.itertuples())
         for a, b in combinations(rows, 2):
-            if a.strategy == b.strategy or max(a.seconds, b.seconds) / min(a.seconds, b.seconds) <= 1 + clearly:
+            apart = max(a.seconds, b.seconds) / min(a.seconds, b.seconds)
+            if a.strategy == b.strategy or apart <= 1 + clearly:
                 continue
             pairs += 1
             right += (a.seconds < b.seconds) == (a.predicted_s < b.predicted_s)

@@ -82,7 +82,8 @@ def predict_runs(folder: Path, calibration: Path | None = None, note: Note = lam
             where = "between nodes" if first["nodes"] > 1 else "on one node"
             note(f"{first['label']} at {first['workers']} workers: {path} has no cost of {first['engine']} {where}")
             continue
-        keys = [(str(first["label"]), int(first["workers"]), int(number)) for number in point.runs["repetition"]]
+        place = str(first["label"]), int(first["workers"])
+        keys = [(*place, int(number)) for number in point.runs["repetition"]]
         draws = [templates[key] for key in keys if key in templates]
         median = max(_UNEXPLAINED, scatter[first["execution"]] * _scatter_of_median(len(point.runs)))
         seconds = _predicted(plan, machine, draws, point, median)
@@ -140,13 +141,16 @@ def _scatter(runs: pd.DataFrame) -> dict[str, float]:
     for execution, own in runs.groupby("execution"):
         logs = np.log(own["train_s"]).groupby([own[name] for name in PLACE])
         free = len(own) - logs.ngroups
-        found[str(execution)] = math.sqrt(float((logs.var(ddof=0) * logs.size()).sum()) / free) if free else 0.0
+        squares = float((logs.var(ddof=0) * logs.size()).sum())
+        found[str(execution)] = math.sqrt(squares / free) if free else 0.0
     return found
 
 
 def _scatter_of_median(runs: int) -> float:
     """Return the standard deviation of the median of so many normal values relative to that of one."""
-    return math.sqrt((math.pi / 2 if runs > 2 else 1.0) / runs)
+    # The variance of a median tends to pi/2 of that of the mean; of one or two values it is the mean.
+    over_mean = math.pi / 2 if runs > 2 else 1.0
+    return math.sqrt(over_mean / runs)
 
 
 def _predicted(
@@ -157,10 +161,11 @@ def _predicted(
     node = machine.cluster.node.model_copy(update={"workers_per_node": int(first["workers_per_node"])})
     placed = replace(machine, cluster=machine.cluster.model_copy(update={"node": node}))
     half = _half_of_communication(machine, point)
+    execution, engine = str(first["execution"]), str(first["engine"])
     times = []
-    for factor in (math.exp(-half), 1.0, math.exp(half)):
+    for factor in (math.exp(-half), 1.0, math.exp(half)):  # with communication at either end of its interval
         priced = replace(placed, engines=scaled_engines(placed.engines, factor))
-        times.append([_seconds(plan, priced, run, str(first["execution"]), str(first["engine"])) for run in draws])
+        times.append([_seconds(plan, priced, run, execution, engine) for run in draws])
     logs = np.log(times)
     if not np.isfinite(logs).all() or not draws:
         return None

@@ -127,22 +127,19 @@ class Panel:
         crowded = _fitting_shift(frame[x]) if shift else 1.0
         covering = _covering(frame, x, quantity, own) if apart_pt else {}
         shown = slice(-1 if sparse else 0, None)
-        bars: list[Bar] = []
-        colors: list[str] = []
-        points: list[tuple[float, float]] = []
         marked: dict[str, list[tuple[float, float]]] = {name: [] for name in MARKS if name in frame}
-        for (execution, name), group in frame[frame[quantity].notna()].groupby(["execution", "series"], sort=False):
+        known = frame[frame[quantity].notna()]
+        for (execution, name), group in known.groupby(["execution", "series"], sort=False):
             group = group.sort_values(x)
             look = looks[str(name)]
             # Counts lie an octave apart, so a shift along them is a factor; one along times is added.
             factor = 2 ** (look.shift * crowded) if shift else 1
             at = group[x].astype(float).to_numpy() * factor + aside * look.shift
             y = scale * group[quantity].astype(float).to_numpy()
-            bounds = [scale * group[name].astype(float).to_numpy() for name in (low, high)] if low else None
-            if bounds:
-                bars += [((a, bottom), (a, top)) for a, bottom, top in zip(at, *bounds, strict=True)][shown]
-                colors += [look.color] * len(at[shown])
-                points += list(zip(at, y, strict=True))[shown]
+            if low:
+                bounds = [scale * group[name].astype(float).to_numpy() for name in (low, high)]
+                bars = [((a, bottom), (a, top)) for a, bottom, top in zip(at, *bounds, strict=True)][shown]
+                self.intervals(bars, [look.color] * len(bars), list(zip(at, y, strict=True))[shown])
             drawn = self._line(at, y, look, str(execution), connect=connect)
             self.series.add(str(name))
             self.explained.add(EXECUTION_WORDS.get(str(execution), ""))
@@ -154,11 +151,11 @@ class Panel:
                     drawn += self.ax.plot(at[hit], y[hit], **MARKS[mark](), zorder=5)
                 else:
                     places += list(zip(at[hit], y[hit], strict=True))
-            if alike := covering.get(str(name)):
+            alike = covering.get(str(name))
+            if alike:
                 self._lift(drawn, apart_pt * (alike.index(str(name)) - (len(alike) - 1) / 2))
             self._lines += drawn
-        self._keep_curves(frame[frame[quantity].notna()], quantity, x, (low, high), scale)
-        self.intervals(bars, colors, points)
+        self._keep_curves(known, quantity, x, (low, high), scale)
         for mark in filter(marked.get, marked):
             self.ax.plot(*zip(*marked[mark], strict=True), **MARKS[mark](), zorder=5)
 
