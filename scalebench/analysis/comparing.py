@@ -129,9 +129,14 @@ def against(results: Results, baseline: str = "allreduce", *, alpha: float = ALP
 
 def compared_with(results: Results, baseline: str, alpha: float = ALPHA) -> list[CellComparison]:
     """Comparisons of every other strategy with `baseline`; none if that did not run."""
-    labels = list(dict.fromkeys(cell.label for cell in runs_by_cell(results)))
-    others = [label for label in labels if label != baseline] if baseline in labels else []
-    return [one for label in others for one in compared_strategies(results, label, baseline, alpha)]
+    labels = dict.fromkeys(cell.label for cell in runs_by_cell(results))
+    if baseline not in labels:
+        return []
+    found = []
+    for label in labels:
+        if label != baseline:
+            found += compared_strategies(results, label, baseline, alpha)
+    return found
 
 
 def compared_strategies(results: Results, a: str, b: str, alpha: float = ALPHA) -> list[CellComparison]:
@@ -143,21 +148,29 @@ def compared_strategies(results: Results, a: str, b: str, alpha: float = ALPHA) 
     Raises:
         UsageError: `a` or `b` has no completed run.
     """
-    comparer, found = Comparer(results), []
+    comparer = Comparer(results)
+    found = []
     first = _labelled(results, a)
     second = _labelled(results, b)
     for (execution, engine), cells_a in _by_engine(first).items():
         others = {key: cells for key, cells in _by_engine(second).items() if key[0] == execution}
-        for cells_b in [others[execution, engine]] if (execution, engine) in others else others.values():
-            pairs = [
-                (x, y)
-                for x in cells_a
-                for y in cells_b
-                if (x.workers, x.at.batch_global) == (y.workers, y.at.batch_global)  # else another problem
-            ]
+        same_engine = others.get((execution, engine))
+        for cells_b in others.values() if same_engine is None else [same_engine]:
+            pairs = [(x, y) for x in cells_a for y in cells_b if _same_problem(x, y)]
             pairs.sort(key=lambda pair: pair[0].workers)
             found += comparer.family(pairs, alpha)
-    return [replace(one, ratio=replace(one.ratio, mean=UNKNOWN)) if one.bottom.unfit else one for one in found]
+    return [_without_unfit_baseline(one) for one in found]
+
+
+def _same_problem(a: CellRuns, b: CellRuns) -> bool:
+    """Return True at equal worker counts and global batches: another batch is another optimisation problem."""
+    return (a.workers, a.at.batch_global) == (b.workers, b.at.batch_global)
+
+
+def _without_unfit_baseline(one: CellComparison) -> CellComparison:
+    if not one.bottom.unfit:
+        return one
+    return replace(one, ratio=replace(one.ratio, mean=UNKNOWN))
 
 
 def _labelled(results: Results, label: str) -> list[CellRuns]:
@@ -223,7 +236,8 @@ class Baselines:
         if len(found) > 1:  # serial, at several batches
             found = [base for base in found if base.batch == cell.batch] or found
         if len(found) != 1:
-            return fault(f"{f'{len(found)} candidates for the baseline' if found else NO_RUN} {name}{where}")
+            what = f"{len(found)} candidates for the baseline" if found else NO_RUN
+            return fault(f"{what} {name}{where}")
         (base,) = found
         if base.unfit:
             return fault(f"{name}{where} is {base.unfit} {NO_BASELINE}", base.at.engine)
@@ -275,9 +289,11 @@ def _scaling(cell: CellRuns, serial: Ratio) -> dict[str, float]:
 
 def _parts(cell: CellRuns, allreduce: Baseline, base: Baseline) -> dict[str, object]:
     """Engine and frequency part, and their sum `split_total`, from the repetitions that all three cells have."""
+    # Means over other repetitions would not add up: each part divides by the same baseline.
     times = [other.seconds if other else {} for other in (cell, allreduce.cell, base.cell)]
     common = sorted(times[0].keys() & times[1].keys() & times[2].keys())
-    strategy, between, baseline = (time_interval([own[r] for r in common]).value for own in times)
+    means = [time_interval([own[r] for r in common]).value for own in times]
+    strategy, between, baseline = means
     return {
         "engine_part": (baseline - between) / baseline,
         "frequency_part": (between - strategy) / baseline,

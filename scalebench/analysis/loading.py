@@ -92,7 +92,11 @@ class Results:
 
 def cells_in(table: pd.DataFrame) -> list[Cell]:
     """Return the cell of each row of runs or cells, at any batch where `table` has no batches."""
-    known = [table[name].astype(object).where(table[name].notna(), None) for name in CELL if name in table]
+    known = []
+    for name in CELL:
+        if name in table:
+            # None for what is missing: NaN equals nothing, and cells are keys.
+            known.append(table[name].astype(object).where(table[name].notna(), None))
     return [Cell(*row) for row in zip(*known, strict=True)]
 
 
@@ -109,6 +113,7 @@ def rows_where(table: pd.DataFrame, marked: pd.Series[bool]) -> pd.DataFrame:
 
 def cached(function: Callable[[Results], T]) -> Callable[[Results], T]:
     """Decorate a statistic to be computed once per `Results`; tables are returned as copies."""
+    # Weak, so that a study that is no longer used takes its statistics with it.
     kept: WeakKeyDictionary[Results, T] = WeakKeyDictionary()
 
     @wraps(function)
@@ -139,10 +144,12 @@ def load(folder: Path | str) -> Results:
     if len(places) < len(runs):
         runs = runs.iloc[sorted(places.values())]
     runs, notes = _one_configuration(runs)
+    # After the choice of a configuration: the same repetition of another one is no repeated run.
     again = _claimed_twice(runs)
     if again.any():
         runs = runs[~again]
-    if repeated := doubled + int(again.sum()):
+    repeated = doubled + int(again.sum())
+    if repeated:
         notes.append(f"rows that give a run once more, of which only the last counts: {repeated} left out")
     if len(runs) < len(rows):
         runs = runs.reset_index(drop=True)
@@ -163,7 +170,7 @@ def _read_epochs(path: Path, runs: pd.DataFrame) -> tuple[pd.DataFrame, list[str
     of_none = place < 0
     check_completed(path, epochs, EpochRow, completed[place] & ~of_none, is_accuracy[place] & ~of_none)
     numbers = epochs["epoch"].to_numpy(dtype=np.int64)
-    row = pd.Series(place * (numbers.max(initial=0) + 1) + numbers)
+    row = pd.Series(place * (numbers.max(initial=0) + 1) + numbers)  # one number for each epoch of each run
     kept = ~of_none & ~row.duplicated(keep="last").to_numpy()
     found = np.bincount(place[kept], minlength=len(runs))
     lacking = completed & (found < runs["epochs"].to_numpy(dtype=np.int64))
@@ -212,6 +219,7 @@ def _read_rows(folder: Path) -> pd.DataFrame:
     if not path.is_file():
         raise ResultsError(f"{folder} holds no runs.csv; expected the folder of a study, such as results/<study>")
     rows = read_table(path, RunRow)
+    # A paced run that did not keep its pace had too few cores, whatever their number says.
     rows["oversubscribed"] = rows["oversubscribed"].astype(bool) | (rows["paced_overrun"] > PACE_OVERRUN_LIMIT)
     rows["disturbed"] = is_disturbed(rows)
     texts = (rows[name].tolist() for name in ("strategy", "strategy_options", "tuned"))
@@ -254,10 +262,13 @@ def _one_configuration(runs: pd.DataFrame) -> tuple[pd.DataFrame, list[str]]:
             continue
         texts = values[values.index.isin(runs.index)].map(str)
         latest = texts.groupby(group.loc[texts.index]).transform("last")
-        if (other := texts != latest).any():
+        other = texts != latest
+        if other.any():
+            left_out = ", ".join(sorted(texts[other].unique()))
+            kept = ", ".join(latest[other].unique())
             notes.append(
-                f"left out {counted(other.sum(), 'run')} with {name} = {', '.join(sorted(texts[other].unique()))}: the "
-                f"latest runs have {', '.join(latest[other].unique())}; give each configuration a study name of its own"
+                f"left out {counted(other.sum(), 'run')} with {name} = {left_out}: the latest runs have {kept}; give "
+                "each configuration a study name of its own"
             )
             runs = runs.drop(texts.index[other])
     return runs, notes
@@ -265,7 +276,9 @@ def _one_configuration(runs: pd.DataFrame) -> tuple[pd.DataFrame, list[str]]:
 
 def conditions(runs: pd.DataFrame) -> list[str]:
     """Return the columns that all of `runs` have to share: CONDITION without what was tuned for each point."""
-    tuned = {key.partition(".")[0] for text in runs["tuned"].dropna().unique() for key in json.loads(text)}
+    tuned = set()
+    for text in runs["tuned"].dropna().unique():
+        tuned |= {key.partition(".")[0] for key in json.loads(text)}
     return [column for column in CONDITION if column not in tuned]
 
 
@@ -288,14 +301,18 @@ def label_of(strategy: str, options: object, tuned: object = None) -> str:
     if not chosen or not isinstance(chosen, dict):
         return strategy
     left = {key: value for key, value in sorted(chosen.items()) if f"{strategy}.{key}" not in given}
-    return f"{strategy}({', '.join(f'{key}={_option(value)}' for key, value in left.items())})" if left else strategy
+    if not left:
+        return strategy
+    options_in_words = ", ".join(f"{key}={_option(value)}" for key, value in left.items())
+    return f"{strategy}({options_in_words})"
 
 
 def _option(value: object) -> str:
     """Return an option as a study writes it: the keys of a JSON object are texts, those of `{4: 2}` are not."""
     if not isinstance(value, dict):
         return str(value)
-    return f"{{{', '.join(f'{key}: {_option(own)}' for key, own in value.items())}}}"
+    items = ", ".join(f"{key}: {_option(own)}" for key, own in value.items())
+    return f"{{{items}}}"
 
 
 def _read_study(folder: Path) -> dict[str, Any]:

@@ -140,6 +140,7 @@ class Comparer:
         self.level = level_of_ratios(*self.studies)  # of ratios: no run waits for a ratio to be narrow
         self.errors: tuple[VirtualError | None, ...] = tuple(error_of_times(results) for results in both)
         self.stated = all(states_steps(results) for results in both)
+        # Equal calibrations and seeds give a repetition equal draws, which cancel in a ratio.
         draws = [(calibration_of(results), results.study.get("seed")) for results in both]
         self.same_draws = draws[0] == draws[1]
 
@@ -147,7 +148,10 @@ class Comparer:
         """Virtual-native error of study a (0) or b (1); the other study's if only that one is checked well enough."""
         own = self.errors[side]
         other = self.errors[1 - side]
-        return other if other and other.known and not (own and own.known) else own or other
+        own_is_known = own is not None and own.known
+        if other and other.known and not own_is_known:
+            return other
+        return own or other
 
     def ratio(self, top: CellRuns, bottom: CellRuns) -> Ratio:
         """T(top) / T(bottom); of two studies `top` is of study b."""
@@ -163,7 +167,7 @@ class Comparer:
             below = list(bottom.seconds.values())
         mean = self._mean(top, bottom, above, below, paired) if above and below else UNKNOWN
         median = median_ratio(above, below) if paired and above else UNKNOWN
-        if simulated:
+        if simulated:  # order statistics of draws say nothing about the error of the calibration
             median = median._replace(low=math.nan, high=math.nan)
         left_out = len(top.seconds.keys() & bottom.seconds.keys()) - len(above) if paired else 0
         return Ratio(self.named(mean, top.execution), median, above, below, paired, left_out)
@@ -189,7 +193,8 @@ class Comparer:
         adjusted = dict(zip(asked, holm(p), strict=True))
         found = []
         for n, ((top, bottom), ratio) in enumerate(zip(pairs, ratios, strict=True)):
-            test, needed = tests.get(n), 0
+            test = tests.get(n)
+            needed = 0
             if n in tests and test is None and top.execution in MEASURED:
                 alone = self.one_study and min(len(ratio.top_s), len(ratio.bottom_s)) < 2  # more runs will be paired
                 needed = repetitions_needed(len(asked), paired=ratio.paired or alone, alpha=alpha)
@@ -210,14 +215,17 @@ class Comparer:
 
     def _mean(self, top: CellRuns, bottom: CellRuns, above: list[float], below: list[float], paired: bool) -> Measured:
         if top.execution in MEASURED:
-            return (paired_ratio if paired else unpaired_ratio)(above, below, self.level)
+            of = paired_ratio if paired else unpaired_ratio
+            return of(above, below, self.level)
         error = self.error_of_ratio(top, bottom)
         if paired or self.one_study:
             if above == below:  # one computation made twice, such as averaging once per epoch and serial at one worker
                 return Measured(1.0, 1.0, 1.0, len(above))
             return calibration_interval(np.log(above) - np.log(below), error, LEVEL).map(math.exp)
-        level = float(max(level_of(study, min(len(above), len(below))) for study in self.studies))
-        return difference_interval(np.log(above), np.log(below), level, draws=(True, True), error=error).map(math.exp)
+        fewest = min(len(above), len(below))
+        level = float(max(level_of(study, fewest) for study in self.studies))
+        logs = difference_interval(np.log(above), np.log(below), level, draws=(True, True), error=error)
+        return logs.map(math.exp)
 
     def error_of_ratio(self, top: CellRuns, bottom: CellRuns) -> Part | None:
         """Variance of a ratio of virtual times from the virtual-native error.
@@ -245,5 +253,6 @@ def _test(cell: CellRuns, ratio: Ratio, level: float) -> RankTest | None:
     """The rank test of a ratio; None for simulated times, or where its p cannot reach `level`."""
     if cell.execution not in MEASURED:
         return None
-    test = (signed_rank_test if ratio.paired else rank_sum_test)(ratio.top_s, ratio.bottom_s)
+    of = signed_rank_test if ratio.paired else rank_sum_test
+    test = of(ratio.top_s, ratio.bottom_s)
     return test if test.smallest_p <= level else None

@@ -82,7 +82,9 @@ class CellRuns:
     @property
     def unfit(self) -> str:
         """Reason why the cell is no baseline, in one word; empty if it may be one."""
-        return "oversubscribed" if self.oversubscribed else "disturbed" if self.disturbed else ""
+        if self.oversubscribed:
+            return "oversubscribed"
+        return "disturbed" if self.disturbed else ""
 
 
 @cached
@@ -117,7 +119,9 @@ def runs_by_cell(results: Results) -> list[CellRuns]:
     parts = [_with_times(own) for _, own in runs.groupby("execution", sort=False)]
     until = runs["epochs_to_target"].astype(float)  # NaN where unknown
     found = pd.Series(cells_in(runs), runs.index, dtype=object)
-    runs = pd.concat(parts).loc[runs.index].assign(cell=found, counts=_counts(runs), epochs_to_target=until)
+    counts = _counts(runs)
+    runs = pd.concat(parts).loc[runs.index]  # in the order of the rows: the last target of a cell is the latest
+    runs = runs.assign(cell=found, counts=counts, epochs_to_target=until)
     return [_cell_runs(own) for _, own in runs.groupby(CELL, dropna=False, sort=False)]
 
 

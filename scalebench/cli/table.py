@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
@@ -131,7 +132,7 @@ def _is_known(table: Table, place: int) -> bool:
     """Return True if a cell of a column has a number, or words in place of an empty one."""
     for row in table.rows:
         cell = row[place]
-        known = cell.text != EMPTY if cell.number is None else cell.number.value == cell.number.value  # no NaN
+        known = cell.text != EMPTY if cell.number is None else not math.isnan(cell.number.value)
         if known:
             return True
     return False
