@@ -89,9 +89,11 @@ def place(group: Members, ranks_per_node: int) -> Placement:
     if isinstance(group, range) and group.step > 0 and len(group):
         step = group.step
         first, last = group[0] // ranks_per_node, group[-1] // ranks_per_node
+        # One rank on each node that it meets.
         if step % ranks_per_node == 0:
             return Placement(range(first, last + 1, step // ranks_per_node), 1)
         if ranks_per_node % step == 0:
+            # Equally many ranks on each node, but for the first and the last.
             whole = ranks_per_node // step
             head = -(-((first + 1) * ranks_per_node - group[0]) // step)  # on the first node, if there are others
             tail = (group[-1] - last * ranks_per_node) // step + 1

@@ -40,6 +40,7 @@ def mismatch(mpirun: Path) -> str | None:
         return f"mpi4py finds no MPI library; load the MPI's module, then: {REBUILD}"
     if _identity(named) == _identity(launcher):
         return None
+    # Open MPI refuses more ranks than cores; other launchers do not know the option.
     anyhow = ["--oversubscribe"] if "Open" in launcher else []
     done = _run([str(mpirun), "-n", str(_RANKS), *anyhow, sys.executable, "-c", _SIZE])
     sizes = {int(size) for size in re.findall(r"scalebench-size (\d+)", done.stdout)} if done is not None else set()

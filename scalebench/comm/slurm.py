@@ -70,6 +70,7 @@ def _states(job: str, *options: str) -> set[str] | None:
         done = subprocess.run(command, capture_output=True, text=True, timeout=_ANSWER_S, check=False)
     except (OSError, subprocess.SubprocessError):
         return None
+    # That Slurm has forgotten a job is an answer: it has ended.
     if done.returncode != 0 and "Invalid job id" not in done.stderr:
         return None
     return set(done.stdout.split())

@@ -103,6 +103,7 @@ class TorchCommunicator(NativeCommunicator):
         outgoing, lengths = concatenated(tensors)
         rows = torch.tensor(lengths, device=outgoing.device)
         coming = torch.empty_like(rows)
+        # Numbers of rows first, so that each rank makes room for what comes.
         self.called(1)
         dist.all_to_all_single(coming, rows, group=self.group)
         expected = coming.tolist()
@@ -150,6 +151,7 @@ def process_group(backend: str, place: Place) -> Iterator[TorchCommunicator]:
     try:
         yield TorchCommunicator(place.clock)
     except BaseException:
+        # With others, destroying the group would wait for them, and they wait for this rank.
         if ranks.size == 1:
             dist.destroy_process_group()
         raise

@@ -183,6 +183,7 @@ class DsTensor:
             return [(result.shape, self._among.written(result.dtype)) for result in results]
 
         results, shapes = self._among.together(made, described)
+        # Block k is on rank k mod K, where it is the (k // K)-th.
         of_block = [shapes[k % self._among.size][k // self._among.size] for k in range(self.n_blocks)]
         shape = _one_shape(shape[1:] for shape, _ in of_block)
         dtypes = [self._among.read(text) for _, text in of_block]

@@ -158,6 +158,7 @@ def _build(toolchain: Toolchain, folder: Path, progress: Progress) -> Path:
     with tempfile.TemporaryDirectory(prefix="scalebench-horovod-") as scratch:
         tools, out = Path(scratch) / "tools", Path(scratch) / "out"
         compiler = Path(scratch) / "c++"
+        # The last -std counts: Horovod asks for C++14, with which torch's headers do not compile.
         compiler.write_text(f'#!/bin/sh\nexec {toolchain.cxx} "$@" -std=c++17\n')
         compiler.chmod(0o755)
         progress("fetching the build tools")

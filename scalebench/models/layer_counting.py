@@ -192,4 +192,5 @@ def _elements(tensor: Tensor) -> int:
 
 
 def _storage(tensor: Tensor) -> int:
+    # Tensors on the meta device have no address: their storage objects tell them apart.
     return int(tensor.untyped_storage()._cdata)

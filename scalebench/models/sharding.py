@@ -188,6 +188,7 @@ class Shards:
         inner = module.linear1.out_features
         start, length = self._range(width)
 
+        # Queries, keys and values lie one after the other in one matrix.
         def thirds_of(joined: nn.Parameter) -> list[nn.Parameter]:
             return [self._parameter(Share(joined, 0, third * width + start, length)) for third in range(3)]
 

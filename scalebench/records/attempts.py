@@ -56,6 +56,7 @@ class Attempts:
         check_header(path, self._header, names)
         cells = [line.decode(errors="replace").split(",", len(_FIRST)) for line in self._lines]
         if self._header != names or not _are_plain(cells):
+            # Written by a spreadsheet: slower, as each line goes through the CSV parser.
             cells = [[row[name] for name in _FIRST] for row in map(self.row, range(len(self._lines)))]
         self.run_id, self.config_hash, self.status = ([row[place] for row in cells] for place in (2, 3, 5))
         check_version(path, {row[0] for row in cells})

@@ -163,6 +163,7 @@ def _refusal(path: Path, owner: Owner | None) -> str:
 def _born(pid: int) -> str:
     """Boot identifier and start time of the process in kernel ticks since then; empty if there is no such process."""
     try:
+        # The second field, the name of the program, may hold spaces and brackets.
         after_name = Path(f"/proc/{pid}/stat").read_text(encoding="ascii", errors="replace").rpartition(")")[2].split()
         boot = Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
     except OSError:

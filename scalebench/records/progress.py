@@ -134,6 +134,7 @@ def progress_of(folder: Path) -> Progress:
         ResultsError: there is no study, its tables have another schema version, or a row is damaged.
     """
     attempts = Attempts(folder / RUNS)
+    # Of many thousands of attempts the newest tell the pace, and only these are parsed.
     latest, newest = attempts.latest(), attempts.newest(_NEWEST)
     planned, most_to_come = _planned(folder)
     if planned is None:  # written by hand: the study consists of its rows

@@ -63,6 +63,7 @@ def load_study(path: Path | None, overrides: dict[str, Any], sets: list[str]) ->
     for item in sets:
         _assign(raw, item)
     raw |= {key: value for key, value in flags.items() if key not in completed}
+    # The target is an accuracy of the default data, and says nothing of others.
     if path is None and "dataset" not in raw:
         raw.setdefault("target_metric", DEFAULT_TARGET)
     try:

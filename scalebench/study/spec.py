@@ -334,6 +334,7 @@ class Study(Training):
     def _few_enough_runs(self) -> Study:
         """Refuse sweeps that would exhaust the memory, such as 1..1000000:1."""
         each = self.repetitions + (self.tune.trials if self.tune else 0)
+        # Before any run is planned, which takes memory for each.
         runs = len(self.workers) * len(self.strategies) * each
         if runs > MOST_RUNS:
             raise ValueError(

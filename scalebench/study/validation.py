@@ -95,6 +95,7 @@ def parse(text: str, where: str, error: type[UsageError]) -> Any:
         UsageError: (of class `error`) the text is not such a document; names `where`, line and column.
     """
     try:
+        # Before any value is built: a few aliases may stand for a billion of them.
         _check_events(text, where, error)
         return yaml.load(text, Loader=_StrictLoader)  # noqa: S506 - a subclass of the safe loader
     except (yaml.YAMLError, ValueError, OverflowError, TypeError) as cause:  # an impossible date, 5,000 digits

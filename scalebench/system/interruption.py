@@ -112,6 +112,7 @@ class Interruption:
         elif signum != signal.SIGINT:
             self._set_grace(signum)
         elif self._abandoned:
+            # Without cleaning up: a third Ctrl-C means at once.
             os._exit(128 + signum)
         else:
             self._heard_at = now

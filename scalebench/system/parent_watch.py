@@ -79,6 +79,7 @@ def signals_blocked() -> Iterator[None]:
 
     A terminal sends Ctrl-C to all processes of the group, and the signal mask is inherited.
     """
+    # Children inherit the mask; this process takes its own back right after.
     before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT, signal.SIGUSR1})
     try:
         yield

@@ -218,6 +218,7 @@ class Meters:
         Raises:
             DivergedError: the loss is not finite, or the weights of all workers are not (`poisoned_everywhere`).
         """
+        # Clocks and communicators only count up: an epoch is the difference of two looks at them.
         ledger, before = self._clock.ledger.copy(), self._ledger
         counted = (self._comm.collectives, self._comm.bytes_sent)
         self.epochs.append(

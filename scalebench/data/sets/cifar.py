@@ -45,6 +45,7 @@ class _Cifar(DatasetBuilder):
     def build(self, files: list[Path], allocate: Allocate) -> Arrays:
         parts = [self._read_binary(path) if path.suffix == ".bin" else self._read_python(path) for path in files]
         lengths = {path.name: len(labels) for path, (_, labels) in zip(files[:-1], parts[:-1], strict=True)}
+        # A file that was cut at the end of a record reads without an error.
         if len(set(lengths.values())) > 1:
             listed = ", ".join(f"{name} {length}" for name, length in lengths.items())
             raise DataError(f"data set {self.name}: training files of unequal length ({listed}); one is cut short")
@@ -126,6 +127,7 @@ class _ArraysOnly(pickle.Unpickler):
     def find_class(self, module: str, name: str) -> Any:
         if (module, name) not in self._ALLOWED:
             raise pickle.UnpicklingError(f"it asks for {module}.{name}, which an array does not need")
+        # Files name the module as numpy 1 or as numpy 2 did.
         return super().find_class("numpy._core.multiarray" if "multiarray" in module else module, name)
 
 
