@@ -27,7 +27,7 @@ from scalebench.pricing.machine import Machine
 from scalebench.pricing.recording import record
 from scalebench.pricing.schedule import Schedule
 from scalebench.pricing.step_times import BatchTimes, StepTable
-from scalebench.records import builds, provenance
+from scalebench.records import machine_facts, provenance
 from scalebench.strategies import registry
 from scalebench.strategies.base import Setting
 from scalebench.study.spec import Component, Run, Training
@@ -155,9 +155,11 @@ def _builds_read_once() -> Iterator[None]:
         kept = cache(lambda python, path: read())
         return lambda: deepcopy(kept(sys.executable, os.environ.get("PATH")))
 
-    read_once = {name: once(getattr(builds, name)) for name in ("package_versions", "mpi", "mpi_build", "horovod")}
+    read_once = {
+        name: once(getattr(machine_facts, name)) for name in ("package_versions", "mpi", "mpi_build", "horovod")
+    }
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(provenance, "builds", SimpleNamespace(**(vars(builds) | read_once)))
+        patch.setattr(provenance, "machine_facts", SimpleNamespace(**(vars(machine_facts) | read_once)))
         yield
 
 

@@ -26,7 +26,8 @@ class Pair(DatasetBuilder):
 PROGRAM = """
 import pathlib, sys
 from scalebench.data.builder import DATASETS
-from scalebench.data.catalog import open_dataset, prepare
+from scalebench.data.catalog import prepare
+from scalebench.data.dataset import open_dataset
 from scalebench.errors import ScalebenchError
 from scalebench.study.spec import Training
 try:

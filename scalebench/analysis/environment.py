@@ -15,8 +15,8 @@ from scalebench.analysis.loading import Results, cached
 from scalebench.calibration.calibration_file import THIS_MACHINE, Calibration, read_calibration
 from scalebench.errors import ClusterError
 from scalebench.pricing.step_times import STATED_STEPS
-from scalebench.records.builds import TRANSPORTS
 from scalebench.records.folder import CALIBRATION
+from scalebench.records.machine_facts import TRANSPORTS
 from scalebench.study.spec import SIMULATED
 from scalebench.system.bounded_read import read_text
 

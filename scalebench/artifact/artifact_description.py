@@ -33,7 +33,7 @@ from scalebench.artifact.verification import Minutes, expected_again, expected_m
 from scalebench.data.builder import DATASETS
 from scalebench.errors import StudyError, nearest
 from scalebench.figures import Drawn, describe_figures, figure_names
-from scalebench.records.builds import TRANSPORTS
+from scalebench.records.machine_facts import TRANSPORTS
 from scalebench.report.answer import answer
 from scalebench.report.comparison import as_text, comparisons
 from scalebench.report.origin import study_facts

@@ -22,7 +22,7 @@ from scalebench.batch.site import Site
 from scalebench.errors import ResultsError, UsageError, reading, writing
 from scalebench.launch.hosts import Allocation
 from scalebench.launch.planning import StudyPlan, plan_study
-from scalebench.records import builds
+from scalebench.records import machine_facts
 from scalebench.records.folder import JOBS, STUDY, SUBMISSION, is_submitted
 from scalebench.records.lock import FILE as LOCK
 from scalebench.records.lock import folder_lock
@@ -89,7 +89,7 @@ class Submission(StrictModel):
 
 def made_by() -> dict[str, str]:
     """Return what has to be the same for all shards of a study: scalebench's version, and its commit if known."""
-    known = {"scalebench": __version__, "commit": str(builds.git()["git_commit"] or "")}
+    known = {"scalebench": __version__, "commit": str(machine_facts.git()["git_commit"] or "")}
     return {name: value for name, value in known.items() if value}
 
 

@@ -24,8 +24,7 @@ from scalebench.comm.mpi_match import apart, library
 from scalebench.errors import EngineError
 from scalebench.formatting import counted
 from scalebench.native.postmortem import telling_line
-from scalebench.records.builds import TRANSPORTS
-from scalebench.records.node_facts import cpu_model
+from scalebench.records.machine_facts import TRANSPORTS, cpu_model
 from scalebench.system import hardware
 from scalebench.system.atomic_write import cache_folder
 from scalebench.system.background_load import BackgroundLoad

@@ -13,7 +13,7 @@ from scalebench.calibration.engine_measurement import Placing
 from scalebench.cluster.cluster_file import Cluster
 from scalebench.data.dataset import Dataset
 from scalebench.pricing.step_times import Trained
-from scalebench.records.node_facts import cpu_model
+from scalebench.records.machine_facts import cpu_model
 from scalebench.records.provenance import host_hash
 from scalebench.study.spec import Run, Study
 from scalebench.system import hardware

@@ -16,12 +16,10 @@ from numpy.typing import NDArray
 
 from scalebench import __version__
 from scalebench.data.builder import DATASETS, Allocate, Arrays, DatasetBuilder, check, validation_split
-from scalebench.data.dataset import ARRAY_NAMES, FORMAT_VERSION, META, Dataset, open_dataset, shapes_of
+from scalebench.data.dataset import ARRAY_NAMES, FORMAT_VERSION, META, open_dataset, shapes_of
 from scalebench.errors import DataError
 from scalebench.study.spec import Training
 from scalebench.system.atomic_write import cache_folder
-
-__all__ = ["Dataset", "open_dataset", "prepare", "prepare_validation", "with_checksum"]
 
 _HASH_BYTES = 1 << 24
 _SHOWN = 12  # digits of a checksum

@@ -24,7 +24,7 @@ from scalebench.errors import EngineError
 from scalebench.formatting import counted
 from scalebench.launch.calibrating import measure_allreduce
 from scalebench.launch.hosts import reachable
-from scalebench.records import node_facts
+from scalebench.records import machine_facts
 from scalebench.system.hardware import cores, memory_mib, usable_memory_mib
 
 RING = {"OMPI_MCA_coll_tuned_use_dynamic_rules": "1", "OMPI_MCA_coll_tuned_allreduce_algorithm": "4"}
@@ -77,7 +77,7 @@ def _memory() -> MachinePart:
 
 
 def _gpus() -> MachinePart:
-    if found := node_facts.gpus():
+    if found := machine_facts.gpus():
         return MachinePart("GPUs", True, "; ".join(f"{gpu['name']}, {gpu['memory']}" for gpu in found))
     return MachinePart("GPUs", False, "no NVIDIA GPU; workers train on CPU cores")
 
@@ -86,7 +86,7 @@ def _compiler() -> MachinePart:
     command = os.environ.get("CXX") or shutil.which("c++") or shutil.which("g++")
     if command is None:
         return MachinePart("C++ compiler", False, "none; needed to build Horovod", "apt-get install g++")
-    output = node_facts.output_of(command, "--version")
+    output = machine_facts.output_of(command, "--version")
     return MachinePart(
         "C++ compiler", bool(output), f"{command}: {output.splitlines()[0] if output else 'does not run'}"
     )
@@ -102,7 +102,7 @@ def _mpirun() -> MachinePart:
     mpirun = find_mpirun()
     if mpirun is None:
         return MachinePart("MPI", False, "no mpirun beside this Python or on PATH", ADD_MPI)
-    output = node_facts.output_of(str(mpirun), "--version")
+    output = machine_facts.output_of(str(mpirun), "--version")
     found = re.search(r"\(?(Open MPI|Intel|MPICH|HYDRA)[^\n]*", output)
     name = found[0] if found else "does not run"
     return MachinePart("MPI", bool(output), f"{mpirun}: {name}", "" if output else ADD_MPI)
@@ -198,7 +198,7 @@ def _of_torch(part: str, reason: str | None) -> MachinePart:
 
 
 def _slurm() -> MachinePart:
-    output = node_facts.output_of("sinfo", "--version")
+    output = machine_facts.output_of("sinfo", "--version")
     if output:
         job = os.environ.get("SLURM_JOB_ID")
         pmix = "with PMIx" if slurm.has_pmix() else "without PMIx"

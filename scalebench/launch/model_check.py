@@ -16,7 +16,7 @@ from scalebench.formatting import counted, roughly
 from scalebench.launch.planning import StudyPlan, cuts_model
 from scalebench.launch.sweep import strategy_warnings
 from scalebench.models.registry import build_model, is_foreign
-from scalebench.records.node_facts import cpu_model
+from scalebench.records.machine_facts import cpu_model
 from scalebench.strategies import registry
 from scalebench.study.spec import Run, Study
 from scalebench.system import hardware

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from scalebench.errors import ModelError
 from scalebench.formatting import counted
 from scalebench.models.architecture import MODELS, Architecture
-from scalebench.models.metric import evaluate, logits_of, loss_for, metric
+from scalebench.models.metric import logits_of
 from scalebench.study.spec import Component
 from scalebench.system.random_state import seeded
 from scalebench.system.user_code import load_own, own_file, raised
@@ -19,9 +19,6 @@ from scalebench.system.user_code import load_own, own_file, raised
 if TYPE_CHECKING:
     import torch
     from torch import nn
-
-
-__all__ = ["build_model", "check_model", "describe_models", "evaluate", "loss_for", "metric"]
 
 
 def describe_models() -> list[tuple[str, str]]:

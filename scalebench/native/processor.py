@@ -16,7 +16,7 @@ from typing import NamedTuple, Self
 import torch
 
 from scalebench.errors import EngineError
-from scalebench.records.node_facts import cpu_model, text_of
+from scalebench.records.machine_facts import cpu_model, text_of
 
 _ROOT = Path("/")
 _KHZ_PER_MHZ = 1000

@@ -16,7 +16,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from scalebench.records import builds, node_facts
+from scalebench.records import machine_facts
 from scalebench.system.hardware import memory_mib
 
 # Variables that change timings: threads, communication libraries, allocators.
@@ -77,19 +77,19 @@ def collect(environment: Mapping[str, str] = os.environ) -> dict[str, Any]:
     Unavailable facts are None. Takes some tenths of a second, more if torch is not imported yet: runs git, mpirun,
     ompi_info and nvidia-smi if present.
     """
-    versions = builds.package_versions()
+    versions = machine_facts.package_versions()
     facts = {
         **describe_node(environment),
         "packages_hash": _digest(*(f"{name}=={version}" for name, version in versions.items())),
-        **builds.git(),
+        **machine_facts.git(),
         "scheduler_job_id": next((environment[name] for name in JOB_IDS if name in environment), None),
         "python": platform.python_version(),
-        "container": node_facts.container(environment),
-        "mpi": builds.mpi(),
-        "mpi_build": builds.mpi_build(),
-        "horovod": builds.horovod(),
-        "torch": builds.torch(),
-        "modules": builds.modules(environment),
+        "container": machine_facts.container(environment),
+        "mpi": machine_facts.mpi(),
+        "mpi_build": machine_facts.mpi_build(),
+        "horovod": machine_facts.horovod(),
+        "torch": machine_facts.torch(),
+        "modules": machine_facts.modules(environment),
         "packages": versions,
     }
     facts = {name: _redacted(value, environment, short=name in _FROM_ENVIRONMENT) for name, value in facts.items()}
@@ -104,17 +104,17 @@ def describe_node(environment: Mapping[str, str] = os.environ, pid: int = 0) -> 
     facts = {
         "host_hash": host_hash(),
         "platform": f"{platform.system()} {platform.release()} {platform.machine()}",
-        "cpu": node_facts.cpu(pid=pid),
+        "cpu": machine_facts.cpu(pid=pid),
         "memory_mib": memory_mib(),
-        "gpus": node_facts.gpus(),
-        "network": node_facts.network(),
+        "gpus": machine_facts.gpus(),
+        "network": machine_facts.network(),
     }
     return {name: _redacted(value, environment) for name, value in facts.items()}
 
 
 def host_hash() -> str:
     """Return a hash that identifies this node without naming it."""
-    return _digest(platform.node(), node_facts.cpu_model(), str(os.cpu_count()))
+    return _digest(platform.node(), machine_facts.cpu_model(), str(os.cpu_count()))
 
 
 def as_json(facts: Mapping[str, Any]) -> str:

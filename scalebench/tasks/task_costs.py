@@ -15,7 +15,7 @@ from scalebench.cluster.engine_costs import EngineCost, EngineCosts
 from scalebench.comm.engines.tasks import TASKS
 from scalebench.data.catalog import prepare
 from scalebench.errors import EngineError
-from scalebench.records.node_facts import cpu_model
+from scalebench.records.machine_facts import cpu_model
 from scalebench.study.spec import Component, Run, TaskOptions
 from scalebench.system import hardware
 from scalebench.system.background_load import BackgroundLoad, disturbed, own_and_children_s

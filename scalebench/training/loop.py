@@ -14,7 +14,7 @@ from scalebench.comm.base import Communicator
 from scalebench.data.batch_plan import BatchPlan
 from scalebench.data.dataset import Dataset
 from scalebench.errors import DivergedError
-from scalebench.models.registry import evaluate as evaluate_model
+from scalebench.models.metric import evaluate as evaluate_model
 from scalebench.strategies.base import Strategy, Worker
 from scalebench.strategies.replica_state import floating_buffers
 from scalebench.study.spec import Run

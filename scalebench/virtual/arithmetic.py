@@ -26,7 +26,7 @@ from scalebench.data.batch_plan import BatchPlan
 from scalebench.data.dataset import Dataset
 from scalebench.errors import in_one_line
 from scalebench.models.flat import Memory, equal_attributes, module_attributes, views
-from scalebench.records.node_facts import cpu_model
+from scalebench.records.machine_facts import cpu_model
 from scalebench.strategies.allreduce import GradientAveraging
 from scalebench.strategies.base import Batch, Worker
 from scalebench.study.spec import BY_LAYER, Run

@@ -10,7 +10,7 @@ import torch
 
 from scalebench.analysis import load
 from scalebench.calibration.calibration_file import Calibration, Measurement, read_calibration
-from scalebench.records.node_facts import cpu_model
+from scalebench.records.machine_facts import cpu_model
 from scalebench.system import hardware
 from tests.conftest import needs_mpi
 

@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 
 from scalebench.data.builder import DATASETS, Arrays, DatasetBuilder, check
-from scalebench.data.catalog import open_dataset, prepare
-from scalebench.data.dataset import ARRAY_NAMES
+from scalebench.data.catalog import prepare
+from scalebench.data.dataset import ARRAY_NAMES, open_dataset
 from scalebench.errors import DataError
 from scalebench.study.spec import Training
 from scalebench.system.atomic_write import cache_folder

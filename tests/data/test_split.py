@@ -5,7 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from scalebench.data.catalog import open_dataset, prepare, prepare_validation
+from scalebench.data.catalog import prepare, prepare_validation
+from scalebench.data.dataset import open_dataset
 from scalebench.errors import DataError
 from scalebench.study.spec import Training
 

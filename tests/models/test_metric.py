@@ -6,7 +6,7 @@ import torch
 from sklearn.metrics import accuracy_score, r2_score
 from torch import nn
 
-from scalebench.models.registry import evaluate, loss_for, metric
+from scalebench.models.metric import evaluate, loss_for, metric
 
 
 def test_losses():

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from scalebench.comm import engines
-from scalebench.records import builds, provenance
+from scalebench.records import machine_facts, provenance
 from scalebench.records.provenance import allowed_environment, collect, redact
 from scalebench.records.schema import RunRow, columns
 
@@ -54,7 +54,7 @@ def test_horovod_facts_agree_with_check_build():
     )
     done = subprocess.run([sys.executable, "-c", ask], capture_output=True, text=True, timeout=120, check=True)
     said = [name for name, built in json.loads(done.stdout).items() if built]
-    told = builds.horovod()
+    told = machine_facts.horovod()
     assert told["frameworks"] == ["PyTorch"]
     assert told["tensor_operations"] == said
     assert told["controllers"] == [name for name in ("MPI", "Gloo") if name in said]
@@ -73,17 +73,17 @@ def test_horovod_facts_agree_with_check_build():
     ],
 )
 def test_configure_options_keep_switches_without_paths(line, kept):
-    assert " ".join(builds.configure_options(line)) == kept
+    assert " ".join(machine_facts.configure_options(line)) == kept
 
 
 def test_mpich_build_has_its_configure_options(monkeypatch):
     """Output of MPICH's mpiexec --version."""
     told = "HYDRA build details:\n    Version:    4.1\n    Configure options:   '--with-device=ch4:ofi' '--prefix=/x'\n"
-    monkeypatch.setattr(builds, "output_of", lambda *command: told if command[1:] == ("--version",) else "")
-    assert builds.mpi() == "HYDRA build details:"
-    assert builds.mpi_build() == {"options": ["--with-device=ch4:ofi"]}
-    monkeypatch.setattr(builds, "output_of", lambda *command: "")
-    assert builds.mpi() is builds.mpi_build() is None
+    monkeypatch.setattr(machine_facts, "output_of", lambda *command: told if command[1:] == ("--version",) else "")
+    assert machine_facts.mpi() == "HYDRA build details:"
+    assert machine_facts.mpi_build() == {"options": ["--with-device=ch4:ofi"]}
+    monkeypatch.setattr(machine_facts, "output_of", lambda *command: "")
+    assert machine_facts.mpi() is machine_facts.mpi_build() is None
 
 
 def test_commit_is_that_of_the_checkout():

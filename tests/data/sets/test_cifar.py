@@ -7,7 +7,8 @@ import struct
 import numpy as np
 import pytest
 
-from scalebench.data.catalog import open_dataset, prepare
+from scalebench.data.catalog import prepare
+from scalebench.data.dataset import open_dataset
 from scalebench.errors import DataError
 from scalebench.study.spec import Training
 

@@ -4,7 +4,8 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from scalebench.data.catalog import open_dataset, prepare
+from scalebench.data.catalog import prepare
+from scalebench.data.dataset import open_dataset
 from scalebench.errors import DataError
 from scalebench.study.spec import Training
 

@@ -6,8 +6,8 @@ import uuid
 
 import pytest
 
-from scalebench.records import node_facts
-from scalebench.records.node_facts import container, cpu, network
+from scalebench.records import machine_facts
+from scalebench.records.machine_facts import container, cpu, network
 
 
 def write(root, **files):
@@ -90,5 +90,7 @@ def test_apptainer_image_has_name_and_header_id(tmp_path):
 
 
 def test_gpus_have_name_driver_and_memory(monkeypatch):
-    monkeypatch.setattr(node_facts, "output_of", lambda *command: "NVIDIA H100 80GB HBM3, 550.54.15, 81559 MiB\n" * 2)
-    assert node_facts.gpus() == 2 * [{"name": "NVIDIA H100 80GB HBM3", "driver": "550.54.15", "memory": "81559 MiB"}]
+    monkeypatch.setattr(
+        machine_facts, "output_of", lambda *command: "NVIDIA H100 80GB HBM3, 550.54.15, 81559 MiB\n" * 2
+    )
+    assert machine_facts.gpus() == 2 * [{"name": "NVIDIA H100 80GB HBM3", "driver": "550.54.15", "memory": "81559 MiB"}]
