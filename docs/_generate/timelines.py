@@ -23,7 +23,7 @@ from scalebench.pricing.machine import Machine
 from scalebench.pricing.step_times import stated_table
 from scalebench.strategies import registry
 from scalebench.study.spec import Study
-from scalebench.training.timeline import Timeline, timeline_from
+from scalebench.training.outcome import Timeline, timeline_from
 from scalebench.virtual.engine import simulate
 
 WORKERS = 4

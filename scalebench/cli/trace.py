@@ -15,7 +15,7 @@ from scalebench.figures import FORMATS
 
 if TYPE_CHECKING:
     from scalebench.study.spec import Study
-    from scalebench.training.timeline import Timeline
+    from scalebench.training.outcome import Timeline
 
 _SHORT = {"dataset": "wine", "epochs": 2, "workers": "4", "execution": "virtual"}  # defaults without a study file
 
@@ -54,7 +54,7 @@ def trace(
     from scalebench.figures.style import REPORT
     from scalebench.figures.traced_run import draw_timeline
     from scalebench.study.spec import slug
-    from scalebench.training.timeline import Lane, Timeline, read_horovod
+    from scalebench.training.outcome import Lane, Timeline, read_horovod
 
     if graph:
         for file in _draw_graph(study, flags, sets, output, formats):

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
     from scalebench.pricing.task_graph import TaskNode  # imports torch, which no other figure needs
-    from scalebench.training.timeline import Lane, Timeline
+    from scalebench.training.outcome import Lane, Timeline
 
 _NOTES_ON_REAL_RUNS = (
     "Gaps are pauses of the training time. Where communication lies in backward, or hosts differ, waiting is not told "

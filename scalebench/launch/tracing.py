@@ -27,8 +27,7 @@ from scalebench.records.provenance import redact
 from scalebench.records.rows import PACED_OVERRUN_LIMIT
 from scalebench.strategies import registry
 from scalebench.study.spec import Run
-from scalebench.training.outcome import Outcome
-from scalebench.training.timeline import Lane, Timeline, read_horovod, timeline_from
+from scalebench.training.outcome import Lane, Outcome, Timeline, read_horovod, timeline_from
 from scalebench.virtual.engine import simulate
 
 

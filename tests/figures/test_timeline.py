@@ -14,8 +14,7 @@ from scalebench.errors import ResultsError
 from scalebench.export import write_chrome
 from scalebench.figures.traced_run import draw_timeline
 from scalebench.strategies import registry
-from scalebench.training.outcome import Lap
-from scalebench.training.timeline import Lane, Timeline, read_horovod
+from scalebench.training.outcome import Lane, Lap, Timeline, read_horovod
 from tests.figures.trace_rules import broken_rules
 
 RECORDED = Path(__file__).with_name("horovod-0.28.1-timeline.json")

@@ -22,7 +22,7 @@ from scalebench.records.schema import RunRow
 from scalebench.study.load import load_study
 from scalebench.system import bounded_read
 from scalebench.training.initial_weights import load_weights
-from scalebench.training.timeline import read_horovod
+from scalebench.training.outcome import read_horovod
 from scalebench.validation.measurements import read_csv
 from scalebench.validation.placements import is_placements
 
@@ -54,7 +54,7 @@ def test_endless_files_are_refused_in_one_line(read):
     "read", [Attempts, lambda path: read_table(path, RunRow), read_horovod], ids=["attempts", "table", "timeline"]
 )
 def test_endless_records_are_refused(read, monkeypatch):
-    for module in ("records.attempts", "records.reading", "training.timeline"):
+    for module in ("records.attempts", "records.reading", "training.outcome"):
         monkeypatch.setattr(f"scalebench.{module}.LARGE", bounded_read.MIB)
     with pytest.raises(
         UsageError, match="cannot read /dev/zero: it is larger than 1 MiB, the most that is read of such"

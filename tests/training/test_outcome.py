@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from scalebench.training.outcome import Outcome, RunFacts
-from scalebench.training.timeline import timeline_from
+from scalebench.training.outcome import Outcome, RunFacts, timeline_from
 
 UNEVEN = {
     "slowdown": {1: 2.0, 5: 3.0},
