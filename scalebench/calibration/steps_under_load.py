@@ -296,8 +296,12 @@ def _percent(known: Typical) -> str:
 
 def _blocks(units: NDArray[np.float64]) -> NDArray[np.float64]:
     """Return (4, blocks): medians of whole steps of consecutive windows, split by their mean shares."""
-    groups = np.array_split(units, min(BLOCKS, units.shape[1]), axis=1)
-    return np.array([np.median(g.sum(axis=0)) * g.mean(axis=1) / g.mean(axis=1).sum() for g in groups]).T
+    blocks = []
+    for group in np.array_split(units, min(BLOCKS, units.shape[1]), axis=1):
+        step = np.median(group.sum(axis=0))
+        by_task = group.mean(axis=1)
+        blocks.append(step * by_task / by_task.sum())
+    return np.array(blocks).T
 
 
 def _jitter(steps: NDArray[np.float64]) -> tuple[NDArray[np.float64], float]:

@@ -76,9 +76,12 @@ class EngineCost(BaseModel):
         if nbytes >= sizes[-1]:
             return costs[-1] + (nbytes - sizes[-1]) * self._last_slope(sizes, costs)
         after = bisect_left(sizes, nbytes)
-        left = (0.0, min(self.alpha_s, costs[0])) if after == 0 else (sizes[after - 1], costs[after - 1])
-        share = (nbytes - left[0]) / (sizes[after] - left[0]) if sizes[after] > left[0] else 1.0
-        return left[1] + share * (costs[after] - left[1])
+        if after == 0:
+            size, cost = 0.0, min(self.alpha_s, costs[0])
+        else:
+            size, cost = sizes[after - 1], costs[after - 1]
+        share = (nbytes - size) / (sizes[after] - size) if sizes[after] > size else 1.0
+        return cost + share * (costs[after] - cost)
 
     def small_s(self, messages: int) -> float:
         """Return the cost of one operation on a few bytes with `messages` sequential messages, without links."""

@@ -98,8 +98,11 @@ class LinkFit:
         """Return the doublings of ranks, nodes and bytes to the nearest measured ones, added."""
         asked = (ranks, nodes, max(nbytes, 1.0))
         seen = np.array([(row.ranks, row.nodes, max(row.nbytes, 1.0)) for row in self._measured])
-        logs, at = np.log2(seen), np.log2(asked)
-        return float(np.sum(np.maximum(0.0, np.maximum(logs.min(axis=0) - at, at - logs.max(axis=0)))))
+        logs = np.log2(seen)
+        at = np.log2(asked)
+        below = logs.min(axis=0) - at
+        above = at - logs.max(axis=0)
+        return float(np.sum(np.maximum(0.0, np.maximum(below, above))))
 
     def as_congestion(self, source: str) -> Congestion:
         """Return the growth with nodes as an entry of a cluster file."""
@@ -172,7 +175,8 @@ def fit_links(
     spread = np.sqrt(np.diag(covariance)) * quantile
     found = []
     for position, limit in enumerate(limits):
-        (a, b), (da, db) = parameters[2 * position :][:2], spread[2 * position :][:2]
+        a, b = parameters[2 * position :][:2]
+        da, db = spread[2 * position :][:2]
         with np.errstate(over="ignore"):  # without end, where the rows do not show it
             latency = np.exp((a, a - da, a + da))
             bandwidth = np.exp((-b, -b - db, -b + db))
@@ -301,8 +305,10 @@ def _within(row: Transfer, inside: LinkFit | None) -> float:
 
 
 def _parameters_of(fit: LinkFit) -> Array:
-    pairs = [(math.log(piece.latency_s.value), -math.log(piece.bandwidth.value)) for piece in fit.pieces]
-    return np.array([*(value for pair in pairs for value in pair), fit.congestion.value])
+    found = []
+    for piece in fit.pieces:
+        found += [math.log(piece.latency_s.value), -math.log(piece.bandwidth.value)]
+    return np.array([*found, fit.congestion.value])
 
 
 def _gradient(logs: Callable[[Array], Array], parameters: Array) -> Array:

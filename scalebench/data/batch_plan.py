@@ -150,7 +150,8 @@ class BatchPlan:
 
     def bounds(self, epoch: int, worker: int) -> Ints:
         """Return the (S+1,) bounds in `indices` of the S batches of `worker`; sizes differ by at most one."""
-        return np.concatenate([[0], np.cumsum(cut(int(self.shard_sizes(epoch)[worker]), self.steps(epoch)))])
+        samples = int(self.shard_sizes(epoch)[worker])
+        return np.concatenate([[0], np.cumsum(cut(samples, self.steps(epoch)))])
 
     def batch_sizes(self, epoch: int) -> Ints:
         """Return the samples of each batch, (workers, S), read-only."""
@@ -375,8 +376,9 @@ class Dirichlet(Partition):
         shares: list[list[Ints]] = [[] for _ in range(workers)]
         for label in np.unique(labels):
             rows = rng.permutation(np.flatnonzero(labels == label))
-            edges = np.cumsum(rng.dirichlet(np.full(workers, self.alpha)))[:-1]
-            for share, part in zip(shares, np.split(rows, np.rint(edges * len(rows)).astype(np.int64)), strict=True):
+            proportions = rng.dirichlet(np.full(workers, self.alpha))
+            edges = np.rint(np.cumsum(proportions)[:-1] * len(rows)).astype(np.int64)
+            for share, part in zip(shares, np.split(rows, edges), strict=True):
                 share.append(part)
         dealt: list[Ints] = [np.empty(0, np.int64)] * blocks
         for worker, share in enumerate(shares):

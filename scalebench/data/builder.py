@@ -176,7 +176,9 @@ def standardised(train: NDArray[Any], test: NDArray[Any]) -> tuple[NDArray[Any],
     mean = train.mean(axis=0, dtype=np.float64)
     spread = train.std(axis=0, dtype=np.float64)
     spread = np.where(spread > 0, spread, 1.0)
-    return ((train - mean) / spread).astype(np.float32), ((test - mean) / spread).astype(np.float32)
+    scaled_train = (train - mean) / spread
+    scaled_test = (test - mean) / spread
+    return scaled_train.astype(np.float32), scaled_test.astype(np.float32)
 
 
 def validation_split(dataset: Dataset, copies: int, share: float, seed: int, allocate: Allocate) -> Arrays:

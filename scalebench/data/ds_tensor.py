@@ -225,9 +225,13 @@ class DsTensor:
             raise DataError("cannot join tensors of different communicators; expected one comm")
         before = [tensor.block_sizes for tensor in tensors]
         sizes: Ints = first._among.agreed(lambda: np.concatenate(before), lambda sizes: sizes.tolist())
-        here = np.concatenate([_joined([tensor.dtype for tensor in tensors], shape), *(each.array for each in tensors)])
+        empty = _joined([tensor.dtype for tensor in tensors], shape)  # of the common dtype
+        here = np.concatenate([empty, *(tensor.array for tensor in tensors)])
         columns = {tensor.grid[1] for tensor in tensors}
-        grid = (sum(tensor.grid[0] for tensor in tensors), columns.pop()) if len(columns) == 1 else (len(sizes), 1)
+        if len(columns) == 1:
+            grid = sum(tensor.grid[0] for tensor in tensors), columns.pop()
+        else:
+            grid = len(sizes), 1
         return first._like(first._among.rearranged(here, before, None, sizes), sizes, grid)
 
     def rows(self, indices: Ints) -> NDArray[Any]:

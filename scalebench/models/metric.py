@@ -65,7 +65,8 @@ def evaluate(model: nn.Module, x: Tensor, y: Tensor, task: str, batch: int = 102
     model.eval()
     try:
         with torch.no_grad():
-            outputs = torch.cat([logits_of(model(x[start : start + batch])) for start in range(0, len(x), batch)])
+            pieces = [x[start : start + batch] for start in range(0, len(x), batch)]
+            outputs = torch.cat([logits_of(model(piece)) for piece in pieces])
     finally:
         for module, was_training in modes:
             module.training = was_training

@@ -58,9 +58,12 @@ class Attempts:
         if self._header != names or not _are_plain(cells):
             # Written by a spreadsheet: slower, as each line goes through the CSV parser.
             cells = [[row[name] for name in _FIRST] for row in map(self.row, range(len(self._lines)))]
-        self.run_id, self.config_hash, self.status = ([row[place] for row in cells] for place in (2, 3, 5))
-        check_version(path, {row[0] for row in cells})
-        attempts = [row[4] for row in cells]
+        by_name = {name: [row[place] for row in cells] for place, name in enumerate(_FIRST)}
+        self.run_id = by_name["run_id"]
+        self.config_hash = by_name["config_hash"]
+        self.status = by_name["status"]
+        check_version(path, set(by_name["schema_version"]))
+        attempts = by_name["attempt"]
         bad = {cell for cell in set(attempts) if not _is_attempt(cell)}
         if bad:
             place = next(place for place, cell in enumerate(attempts) if cell in bad)

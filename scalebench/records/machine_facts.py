@@ -112,10 +112,13 @@ def container(environment: Mapping[str, str], root: Path = _ROOT) -> dict[str, s
     podman = dict(line.split("=", 1) for line in text_of(root / "run/.containerenv").splitlines() if "=" in line)
     sif = environment.get("APPTAINER_CONTAINER") or environment.get("SINGULARITY_CONTAINER")
     if sif:
-        kind, image, digest = "apptainer", image or Path(sif).name, digest or _sif_id(Path(sif))
+        kind = "apptainer"
+        image = image or Path(sif).name
+        digest = digest or _sif_id(Path(sif))
     elif (root / "run/.containerenv").exists():
         kind = "podman"
-        image, digest = image or podman.get("image", "").strip('"'), digest or podman.get("imageid", "").strip('"')
+        image = image or podman.get("image", "").strip('"')
+        digest = digest or podman.get("imageid", "").strip('"')
     elif "KUBERNETES_SERVICE_HOST" in environment:
         kind = "kubernetes"
     elif (root / ".dockerenv").exists():

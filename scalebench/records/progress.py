@@ -191,8 +191,9 @@ def _planned(folder: Path) -> tuple[list[tuple[str, str, str, int]] | None, int]
         columns = [content.get(name, []) for name in _PLANNED]
         if len(columns[-1]) < len(columns[0]):  # written before epochs were
             columns[-1] = [0] * len(columns[0])
-        if any(not set(map(type, column)) <= {kind} for column, kind in zip(columns, _PLANNED.values(), strict=True)):
-            raise ValueError("expected texts and numbers of epochs")
+        for column, kind in zip(columns, _PLANNED.values(), strict=True):
+            if not set(map(type, column)) <= {kind}:
+                raise ValueError("expected texts and numbers of epochs")
         return list(zip(*columns, strict=True)), int(content["most_to_come"])
     except FileNotFoundError:
         return None, 0
@@ -222,12 +223,14 @@ def _paces(rows: Iterable[dict[str, str]], ended: float) -> dict[str, float]:
     for _, side in groupby(begun, key=lambda start: start[1]):
         starts = list(side)
         last = starts[-1][0]
-        if starts[-1] is begun[-1] and 0 < ended - last <= _BREAK * (last - starts[0][0]) / len(starts) + 60:
+        longest = _BREAK * (last - starts[0][0]) / len(starts) + 60
+        if starts[-1] is begun[-1] and 0 < ended - last <= longest:
             starts.append((ended, *starts[-1][1:]))
         for (moment, _, group), (following, _, _) in pairwise(starts):
             if moment < starts[-1][0]:
                 gaps.setdefault(group, []).append(following - moment)
-    return {group: pace for group, times in gaps.items() if (pace := _mean_without_breaks(times))}
+    paces = {group: _mean_without_breaks(times) for group, times in gaps.items()}
+    return {group: pace for group, pace in paces.items() if pace}
 
 
 def _mean_without_breaks(gaps: list[float]) -> float | None:

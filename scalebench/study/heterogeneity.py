@@ -45,7 +45,8 @@ class SlowWindow(StrictModel):
 def _link_name(key: Any) -> str:
     """Return the normalised key of a slow link: `3`, the cards of node 3; `0-2`, the path between two nodes."""
     ends = str(key).split("-")
-    if len(ends) > 2 or not all(end.isdecimal() for end in ends) or len(set(ends)) < len(ends):
+    are_numbers = all(end.isdecimal() for end in ends)
+    if len(ends) > 2 or not are_numbers or len(set(ends)) < len(ends):
         raise ValueError(f"expected a node, such as 3, or two of them, such as 0-2; got {key!r}")
     return "-".join(sorted(ends, key=int))
 

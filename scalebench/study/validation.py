@@ -113,8 +113,9 @@ def explain(error: ValidationError, model: type[BaseModel], where: str) -> str:
     faults = find_faults(error)
     first = faults[0]
     if first.unknown:
-        missing = [fault.key[-1] for fault in faults if fault.missing and fault.key[:-1] == first.key[:-1]]
-        close = nearest(first.key[-1], fields_at(model, first.key[:-1]), missing)
+        *path, key = first.key
+        missing = [fault.key[-1] for fault in faults if fault.missing and list(fault.key[:-1]) == path]
+        close = nearest(key, fields_at(model, path), missing)
         others = ", ".join(repr(fault.path) for fault in faults[1:] if fault.unknown)
         return f"{where}: unknown key {first.path!r}; {close}{f' (also unknown: {others})' if others else ''}"
     if first.missing:

@@ -53,7 +53,8 @@ def put_back(states: dict[str, Any]) -> None:
 def drawn_since(states: dict[str, Any]) -> frozenset[str]:
     """Return the generators that have been used since their `states`."""
     known = generators()
-    return frozenset(name for name, state in states.items() if not known[name].equal(state, known[name].state()))
+    now = {name: known[name].state() for name in states}
+    return frozenset(name for name, state in states.items() if not known[name].equal(state, now[name]))
 
 
 def seed_generators(seed: int, names: Collection[str] | None = None) -> None:

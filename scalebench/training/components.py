@@ -49,7 +49,8 @@ def facts_of_component(
     """Return the facts of a component of layers whose outputs have the shapes `whole`; none computes the loss."""
     first = sum(sizes[:place])
     last = first + sizes[place]
-    return StageFacts(place, len(sizes) + 1, first, last, whole[first - 1] if first else input_shape, whole[last - 1])
+    takes = whole[first - 1] if first else input_shape
+    return StageFacts(place, len(sizes) + 1, first, last, takes, whole[last - 1])
 
 
 class Passes:
@@ -158,7 +159,8 @@ class SharedLayout:
         """Return a whole model with the parameters in the `vector` of every worker, and the buffers. Collective."""
         model = self._build()
         for place, (own, values) in enumerate(zip(self._models, slices(vector, self.lengths), strict=True)):
-            joined = torch.cat([values, *(each.reshape(-1).to(vector.dtype) for each in floating(own))]).detach()
+            buffers = [each.reshape(-1).to(vector.dtype) for each in floating(own)]
+            joined = torch.cat([values, *buffers]).detach()
             of_all = [joined] if self.degrees[place] == 1 else self.groups[place].allgather(joined)
             for index, held in enumerate(of_all):
                 places = self._held_of(model, place, index).places()

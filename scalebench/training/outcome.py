@@ -333,8 +333,12 @@ def read_horovod(path: Path, began_unix_s: float | None = None) -> list[Lane]:
         events = json.loads(f"{text}]" if text.startswith("[") and not text.endswith("]") else text)
         if not isinstance(events, list) or not events:
             raise ValueError("it holds no list of events")
-        names = {e["pid"]: e["args"]["name"] for e in events if e["ph"] == "M" and "name" in e.get("args", {})}
-        origin = next((e["args"].get("start_time_since_epoch_in_micros") for e in events if "args" in e), None)
+        names = {}
+        for event in events:
+            if event["ph"] == "M" and "name" in event.get("args", {}):  # metadata, that name a lane
+                names[event["pid"]] = event["args"]["name"]
+        first: dict[str, Any] = next((event["args"] for event in events if "args" in event), {})
+        origin = first.get("start_time_since_epoch_in_micros")
         return _lanes(events, names, origin, began_unix_s)
     except OSError as error:
         raise ResultsError(f"cannot read {path}: {error.strerror}") from None

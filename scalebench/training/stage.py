@@ -516,7 +516,8 @@ class Assembly:
 
         None on the others. Collective over the replica.
         """
-        joined = torch.cat([vector.detach().reshape(-1), *(buffer.reshape(-1).to(vector.dtype) for buffer in buffers)])
+        behind = [buffer.reshape(-1).to(vector.dtype) for buffer in buffers]
+        joined = torch.cat([vector.detach().reshape(-1), *behind])  # one message for all
         if self._replica.rank:
             self._replica.send(joined, 0)
             return None

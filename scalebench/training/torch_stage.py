@@ -174,5 +174,9 @@ def _filled(x: Tensor, sizes: list[int]) -> Tensor:
     room = max(sizes)
     if min(sizes) == room:
         return x
-    pieces = [piece if len(piece) == room else torch.cat([piece, piece[-1:]]) for piece in torch.split(x, sizes)]
+    pieces = []
+    for piece in torch.split(x, sizes):
+        pieces.append(piece)
+        if len(piece) < room:  # by one sample, as sizes differ by one at most
+            pieces.append(piece[-1:])
     return torch.cat(pieces)

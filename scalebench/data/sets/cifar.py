@@ -43,15 +43,18 @@ class _Cifar(DatasetBuilder):
         return find_files(self.name, data_dir, (binary, python), _SOURCE)
 
     def build(self, files: list[Path], allocate: Allocate) -> Arrays:
-        parts = [self._read_binary(path) if path.suffix == ".bin" else self._read_python(path) for path in files]
-        lengths = {path.name: len(labels) for path, (_, labels) in zip(files[:-1], parts[:-1], strict=True)}
+        *training, test = [
+            self._read_binary(path) if path.suffix == ".bin" else self._read_python(path) for path in files
+        ]
+        lengths = {path.name: len(labels) for path, (_, labels) in zip(files[:-1], training, strict=True)}
         # A file that was cut at the end of a record reads without an error.
         if len(set(lengths.values())) > 1:
             listed = ", ".join(f"{name} {length}" for name, length in lengths.items())
             raise DataError(f"data set {self.name}: training files of unequal length ({listed}); one is cut short")
-        train = (np.concatenate([pixels for pixels, _ in parts[:-1]]), np.concatenate([y for _, y in parts[:-1]]))
+        all_pixels = np.concatenate([pixels for pixels, _ in training])
+        all_labels = np.concatenate([labels for _, labels in training])
         arrays: dict[str, Any] = {}
-        for part, (pixels, labels) in (("train", train), ("test", parts[-1])):
+        for part, (pixels, labels) in (("train", (all_pixels, all_labels)), ("test", test)):
             x = arrays[f"x_{part}"] = allocate(f"x_{part}", (len(pixels), 3, 32, 32), np.float32)
             np.divide(pixels.reshape(x.shape), np.float32(255), out=x)
             arrays[f"y_{part}"] = labels

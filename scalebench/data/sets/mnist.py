@@ -44,7 +44,10 @@ class Mnist(DatasetBuilder):
         return find_files(self.name, data_dir, (_FILES,), _SOURCE)
 
     def build(self, files: list[Path], allocate: Allocate) -> Arrays:
-        images = [(read_idx(path, 3)[:, None] / np.float32(255)).astype(np.float32) for path in files[::2]]
+        images = []
+        for path in files[::2]:  # images and labels in turn
+            pixels = read_idx(path, 3)[:, None]
+            images.append((pixels / np.float32(255)).astype(np.float32))
         labels = [read_idx(path, 1).astype(np.int64) for path in files[1::2]]
         return Arrays("classification", 10, images[0], labels[0], images[1], labels[1])
 

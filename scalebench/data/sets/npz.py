@@ -164,7 +164,8 @@ def _are_one_hot(y: NDArray[Any]) -> bool:
     """Return True for rows of zeros with a single 1, of two columns or more."""
     if y.ndim != 2 or y.shape[1] < 2:
         return False
-    return bool(((y == 0) | (y == 1)).all() and (y.sum(axis=1) == 1).all())
+    zeros_and_ones = bool(((y == 0) | (y == 1)).all())
+    return zeros_and_ones and bool((y.sum(axis=1) == 1).all())
 
 
 def _targets(
