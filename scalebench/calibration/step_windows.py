@@ -165,7 +165,9 @@ class Rounds:
         step_s = self._warm()
         fast = step_s < _FAST_S
         per_window = _STEPS if fast else 1
-        per_round = max(1, min(20, round(_ROUND_S / (2 * per_window * step_s)))) if self._index < self._load else 0
+        # As many as fill a round, with as many reference steps beside; none of a process that is not in the load.
+        fitting = round(_ROUND_S / (2 * per_window * step_s))
+        per_round = max(1, min(20, fitting)) if self._index < self._load else 0
         least = _FEWEST_ROUNDS_FAST if fast else FEWEST_ROUNDS
         until = Until(each_s, fewest=FEWEST_ROUNDS, least=least, precise=_is_precise)
         rounds = quiet_rounds(

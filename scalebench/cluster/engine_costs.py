@@ -150,7 +150,11 @@ class EngineCosts(BaseModel):
         if not known:
             names = {entry.engine for entry in self.entries}
             raise ClusterError(f"no measured costs of engine {engine!r}; {nearest(engine, names)}")
-        return min(known, key=lambda entry: (abs(entry.nodes - nodes), abs(entry.ranks - ranks), entry.ranks))
+
+        def distance(entry: EngineCost) -> tuple[int, int, int]:
+            return abs(entry.nodes - nodes), abs(entry.ranks - ranks), entry.ranks
+
+        return min(known, key=distance)
 
     @property
     def disturbed(self) -> frozenset[str]:

@@ -83,7 +83,9 @@ class LinkFit:
         variance += (PER_DOUBLING * self.distance(ranks, nodes, nbytes)) ** 2
         half = self._quantile * math.sqrt(variance)
         growth = 0.0 if self._fits_growth else math.log1p(self.congestion.high * doublings(nodes))
-        return Measured(math.exp(centre), math.exp(centre - half), math.exp(centre + math.hypot(half, growth)))
+        low = centre - half
+        high = centre + math.hypot(half, growth)
+        return Measured(math.exp(centre), math.exp(low), math.exp(high))
 
     def __str__(self) -> str:
         """`ring, latency 0.5 ms, 4.4 MB/s, congestion 0.10 (0 to 0.2) for each doubling of nodes`."""
@@ -214,7 +216,8 @@ def _refuse_unusable(rows: Sequence[Transfer], algorithm: str) -> None:
     if len({row.nodes == 1 for row in rows}) > 1:
         raise ClusterError("fit: rows of one node and of several; fit the links inside a node first, then pass them")
     for row in rows:
-        if row.ranks < 2 or row.nodes < 1 or row.nodes > row.ranks or row.nbytes < 0 or not 0 < row.seconds < math.inf:
+        is_group = row.ranks >= 2 and 1 <= row.nodes <= row.ranks
+        if not is_group or row.nbytes < 0 or not 0 < row.seconds < math.inf:
             raise ClusterError(f"fit: expected ranks >= 2, 1 <= nodes <= ranks, bytes >= 0, seconds > 0, got {row}")
 
 
@@ -252,7 +255,11 @@ def _fit_pieces(
     start = [math.log(quickest / 10), math.log(rate)] * len(limits) + ([] if fixed else [0.01])
     low = [math.log(1e-9), math.log(1e-15)] * len(limits) + ([] if fixed else [0.0])
     high = [math.log(1e3), 0.0] * len(limits) + ([] if fixed else [5.0])
-    found = least_squares(lambda free: logs(whole(free)) - measured, np.clip(start, low, high), bounds=(low, high))
+
+    def off(free: Array) -> Array:
+        return logs(whole(free)) - measured
+
+    found = least_squares(off, np.clip(start, low, high), bounds=(low, high))
     parameters = whole(found.x)
     residuals = logs(parameters) - measured
     noise = float(residuals @ residuals) / max(1, len(rows) - len(found.x))

@@ -51,7 +51,8 @@ class Operation(NamedTuple):
             return self
         members = tuple(self.members)
         root = members[self.root]
-        return self._replace(members=(root, *members[: self.root], *members[self.root + 1 :]), root=0)
+        others = members[: self.root] + members[self.root + 1 :]
+        return self._replace(members=(root, *others), root=0)
 
     @property
     def depends_on_place(self) -> bool:

@@ -117,7 +117,10 @@ def _cached(builder: DatasetBuilder, key: str, make: Callable[[Allocate], Arrays
 
 def _key(builder: DatasetBuilder, files: list[Path]) -> str:
     """Return a hash of everything that determines the arrays; files count by size and time."""
-    stats = [(str(path.resolve()), path.stat().st_size, path.stat().st_mtime_ns) for path in files]
+    stats = []
+    for path in files:
+        state = path.stat()
+        stats.append((str(path.resolve()), state.st_size, state.st_mtime_ns))
     # Another version may read the same files otherwise.
     versions = [__version__, version("scikit-learn")]  # of the packages that make arrays
     facts = [FORMAT_VERSION, builder.name, builder.model_dump(mode="json"), versions, stats]

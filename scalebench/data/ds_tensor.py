@@ -250,7 +250,8 @@ class DsTensor:
         ends = np.cumsum(sizes)
         # Only blocks of this rank are read: the file may be larger than its memory.
         here = slice(self._among.rank, None, self._among.size)
-        found = np.empty((int(sizes[here].sum()), *source.shape[1:]), dtype=source.dtype)
+        rows = int(sizes[here].sum())
+        found = np.empty((rows, *source.shape[1:]), dtype=source.dtype)
         begin = 0
         for end, size in zip(ends[here].tolist(), sizes[here].tolist(), strict=True):
             found[begin : begin + size] = source[end - size : end]
@@ -262,7 +263,8 @@ class DsTensor:
         self.array = array
         self.block_sizes = sizes
         self.grid = grid
-        self._starts: Ints = np.concatenate([[0], np.cumsum(sizes[self._among.rank :: self._among.size])])
+        own_sizes = sizes[self._among.rank :: self._among.size]
+        self._starts: Ints = np.concatenate([[0], np.cumsum(own_sizes)])
 
     def _like(self, array: NDArray[Any], sizes: Ints, grid: Grid) -> DsTensor:
         """Return a tensor over the same ranks with the rows `array` on this rank."""

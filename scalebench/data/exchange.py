@@ -249,7 +249,8 @@ def _bytes(array: NDArray[Any]) -> Tensor:
     width = prod(array.shape[1:]) * array.dtype.itemsize
     if width == 0:
         return torch.empty((len(array), 0), dtype=torch.uint8)
-    return torch.from_numpy(np.ascontiguousarray(array).reshape(-1).view(np.uint8).reshape(len(array), width))
+    flat = np.ascontiguousarray(array).reshape(-1)
+    return torch.from_numpy(flat.view(np.uint8).reshape(len(array), width))
 
 
 def _rows(found: Tensor, like: NDArray[Any]) -> NDArray[Any]:

@@ -61,7 +61,8 @@ def _mix_in_groups(rows: Ints, group: Ints, rng: np.random.Generator) -> Ints:
     """Permute `rows` (n,) among the places of the same `group` (n,)."""
     mixed = np.empty_like(rows)
     # By group, then by a random number: the places of a group get its rows in random order.
-    mixed[np.argsort(group, kind="stable")] = rows[np.lexsort((rng.random(len(rows)), group))]
+    places = np.argsort(group, kind="stable")
+    mixed[places] = rows[np.lexsort((rng.random(len(rows)), group))]
     return mixed
 
 

@@ -26,7 +26,8 @@ class BatchNormBlock(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         shortcut = x[:, :, :: self.stride, :: self.stride]
         if self.new:
-            shortcut = functional.pad(shortcut, (0, 0, 0, 0, self.new // 2, self.new - self.new // 2))
+            before = self.new // 2
+            shortcut = functional.pad(shortcut, (0, 0, 0, 0, before, self.new - before))
         return torch.relu(shortcut + self.branch(x))
 
 

@@ -140,7 +140,8 @@ class _Counter(TorchDispatchMode):
                 name = ".".join(filter(None, (name, kind)))
             elif count == 0:
                 kind = type(self._call[0]).__name__.lower()
-            self._rows.append(Layer(name or kind, kind, owned, flops, inputs, activations, 0, count, m, n, k))
+            product = {"count": count, "m": m, "n": n, "k": k}
+            self._rows.append(Layer(name or kind, kind, owned, flops, inputs, activations, kept=0, **product))
             self._calls.append(self._call)
         for tensor in outputs:
             self._written.setdefault(_storage(tensor), len(self._rows) - 1)

@@ -169,7 +169,7 @@ def build_own(name: str, options: dict[str, Any], input_shape: tuple[int, ...], 
         is_class = isinstance(factory, type) and issubclass(factory, nn.Module)
         maker = factory_name if is_class else type(factory).__name__
         is_module = is_class or isinstance(factory, nn.Module)
-        wrap = f"; name a function instead: def build(input_shape, outputs): return {maker}(...)" * is_module
+        wrap = f"; name a function instead: def build(input_shape, outputs): return {maker}(...)" if is_module else ""
         raise ModelError(
             f"model {name!r}: {factory_name}(input_shape={input_shape}, outputs={outputs}"
             f"{''.join(f', {key}={value!r}' for key, value in options.items())}) raised {raised(error)}{wrap}"

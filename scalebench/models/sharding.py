@@ -416,7 +416,8 @@ def sharing_degrees(divide: Callable[[int, int, int], object], layers: int, work
     divisors = [degree for degree in range(2, workers + 1) if workers % degree == 0]
     alone = [[degree for degree in divisors if divides(place, place + 1, degree)] for place in range(layers)]
     found = []
-    for place, (own, following) in enumerate(zip(alone, [*alone[1:], []], strict=True)):
+    behind = [*alone[1:], []]  # of the layer behind each; none behind the last
+    for place, (own, following) in enumerate(zip(alone, behind, strict=True)):
         joined = [degree for degree in own if degree not in following or divides(place, place + 2, degree)]
         found.append((1, *joined))
     return found

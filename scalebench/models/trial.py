@@ -130,11 +130,12 @@ class _Steps:
             raise
         except (Exception, SystemExit) as error:
             line = f"{type(error).__name__}: {' '.join(str(error).split())}{place_in_own_code(error)}"
-            larger = "; use a larger batch, or fewer workers" * (len(x) == 1)
+            larger = "; use a larger batch, or fewer workers" if len(x) == 1 else ""
             raise ModelError(
                 f"model {self._component}: fails {when} on a batch of {counted(len(x), 'sample')}: {line}{larger}"
             ) from error
-        if not all(torch.equal(now, before) for now, before in zip((x, y), given, strict=True)):
+        before_x, before_y = given
+        if not (torch.equal(x, before_x) and torch.equal(y, before_y)):
             raise ModelError(
                 f"model {self._component}: its forward changes the batch in place, which is the worker's data in every "
                 "epoch; compute with a copy, x = (x - 1) / 2 where x -= 1 stands"
@@ -205,10 +206,12 @@ def _collectives_refused(component: Component) -> Iterator[None]:
 
 
 def _are_probabilities(logits: Tensor) -> bool:
+    if logits.shape[1] < 2 or bool((logits < 0).any()):
+        return False
     sums = logits.sum(dim=1)
-    return logits.shape[1] > 1 and bool((logits >= 0).all()) and torch.allclose(sums, torch.ones_like(sums))
+    return torch.allclose(sums, torch.ones_like(sums))
 
 
 def _some(names: list[str]) -> str:
-    more = f" and {len(names) - 3} more" * (len(names) > 3)
+    more = f" and {len(names) - 3} more" if len(names) > 3 else ""
     return ", ".join(names[:3]) + more

@@ -93,7 +93,8 @@ class Attempts:
 
     def newest(self, count: int) -> list[dict[str, str]]:
         """Return the last `count` rows, with every number in them checked."""
-        return [self.row(place, _NUMBERS) for place in range(max(0, len(self) - count), len(self))]
+        first = max(0, len(self) - count)
+        return [self.row(place, _NUMBERS) for place in range(first, len(self))]
 
     def latest(self) -> dict[str, int]:
         """Return the place of the row that counts for each run_id."""

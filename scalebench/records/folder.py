@@ -36,7 +36,8 @@ def newest_study(folder: Path) -> Path:
 
 def study_in(folder: Path) -> Path:
     """Return `folder` if it is the folder of a study, else the newest study in it, else `folder` again."""
-    if any((folder / name).exists() for name in (RUNS, STUDY)) or not any(folder.glob(f"*/{RUNS}")):
+    is_study = (folder / RUNS).exists() or (folder / STUDY).exists()
+    if is_study or not any(folder.glob(f"*/{RUNS}")):
         return folder
     return newest_study(folder)
 
@@ -86,4 +87,8 @@ def durations_in(folder: Path) -> dict[str, float]:
     except (OSError, ValueError, RecursionError):
         return {}
     known = content.items() if isinstance(content, dict) else ()
-    return {name: float(s) for name, s in known if isinstance(s, int | float) and 0 <= s < float("inf")}
+    found = {}
+    for name, seconds in known:
+        if isinstance(seconds, int | float) and 0 <= seconds < float("inf"):
+            found[name] = float(seconds)
+    return found

@@ -48,7 +48,9 @@ class Owner:
     @classmethod
     def this_process(cls) -> Owner:
         now = datetime.now(UTC).isoformat(timespec="seconds")
-        return cls(platform.node(), os.getpid(), _born(os.getpid()), now, *slurm.this_start())
+        pid = os.getpid()
+        job, restarts = slurm.this_start()
+        return cls(platform.node(), pid, _born(pid), now, job, restarts)
 
     @property
     def is_here(self) -> bool:

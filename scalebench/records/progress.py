@@ -39,7 +39,9 @@ class Planned:
 
 def lost_epochs(run_ids: Collection[str]) -> str:
     """Return the beginning of a note on completed runs whose epochs were lost."""
-    named = [*list(run_ids)[:_SHOWN], *["..."][: len(run_ids) > _SHOWN]]
+    named = list(run_ids)[:_SHOWN]
+    if len(run_ids) > _SHOWN:
+        named.append("...")
     return (
         f"{EPOCHS} lacks epochs of {counted(len(run_ids), 'completed run')} ({', '.join(named)}), as something else "
         "deleted or cut the file"

@@ -169,7 +169,8 @@ def _check_cells(path: Path, table: pd.DataFrame, row_type: type[BaseModel]) -> 
             choices = typing.get_args(field.annotation)
             _refuse(path, table, name, ~table[name].isin(choices), f"one of {', '.join(choices)}")
         elif name in ("workers", "attempt", "epochs"):
-            _refuse(path, table, name, table[name].isna() | (table[name] < 1).fillna(False), "a number from 1 up")
+            below_one = (table[name] < 1).fillna(False)
+            _refuse(path, table, name, table[name].isna() | below_one, "a number from 1 up")
         elif field.is_required():
             _refuse(path, table, name, table[name].isna(), "a value")
         if (expected := range_of(name)) is not None:

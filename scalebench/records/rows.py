@@ -184,7 +184,8 @@ def _histogram(workers: list[WorkerReport], name: str) -> dict[int, int] | None:
     """The sum of the workers' histograms `name`; None without any."""
     total: Counter[int] = Counter()
     for worker in workers:
-        total.update({int(value): times for value, times in worker.histograms.get(name, {}).items()})
+        for value, times in worker.histograms.get(name, {}).items():
+            total[int(value)] += times
     return dict(sorted(total.items())) or None
 
 

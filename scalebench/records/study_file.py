@@ -90,7 +90,8 @@ def changes(folder: Path, study: Study) -> list[str]:
 
 def _short(key: str, values: dict[str, Any]) -> Any:
     """The value of `key`, shortened if it is a checksum."""
-    return str(values[key])[:_DIGITS] if key in (_DATA, *PINS) or key.startswith(STRATEGIES) else values[key]
+    is_checksum = key in (_DATA, *PINS) or key.startswith(STRATEGIES)
+    return str(values[key])[:_DIGITS] if is_checksum else values[key]
 
 
 def with_a_folder_of_its_own(output: Path, study: Study) -> Study:

@@ -184,7 +184,8 @@ def written_component(value: Any, flag: str) -> Any:
     name, *options = _BEFORE_OPTION.split(value) if "{" not in value else [value]
     if options:
         pairs = [option.partition("=") for option in options]
-        return {name.strip(): {key.strip(): parse(text, f"{flag} {value!r}", StudyError) for key, _, text in pairs}}
+        where = f"{flag} {value!r}"
+        return {name.strip(): {key.strip(): parse(text, where, StudyError) for key, _, text in pairs}}
     if not re.search(r":\s|\{", value):
         return value
     parsed = parse(value, f"{flag} {value!r}", StudyError)

@@ -68,9 +68,11 @@ class Tune(StrictModel):
         A range gives low (high / low)^u to 3 digits, whole numbers if both ends are written as whole numbers; a list of
         m values the one at floor(m u).
         """
-        return [
-            {key: _value(values, u) for (key, values), u in zip(self.over.items(), row, strict=True)} for row in uniform
-        ]
+        points = []
+        for row in uniform:
+            drawn = zip(self.over.items(), row, strict=True)
+            points.append({key: _value(values, u) for (key, values), u in drawn})
+        return points
 
 
 def is_range(values: Sequence[Any]) -> bool:

@@ -25,7 +25,8 @@ def own_s() -> float:
 def own_and_children_s() -> float:
     """Return processor seconds of this process and its children, those that still run included."""
     with suppress(psutil.Error):  # one has ended meanwhile
-        return own_s() + sum(map(_process_s, (child.pid for child in psutil.Process().children(recursive=True))))
+        children = psutil.Process().children(recursive=True)
+        return own_s() + sum(_process_s(child.pid) for child in children)
     return own_s()
 
 

@@ -86,7 +86,10 @@ class Passes:
         if before == after:
             return x
         first = self._rank - self._rank % before
-        own = x.narrow(0, sum(rows[first : self._rank]), rows[self._rank]) if before > 1 else x
+        if before > 1:  # x has the rows of a group, in the order of its workers
+            own = x.narrow(0, sum(rows[first : self._rank]), rows[self._rank])
+        else:
+            own = x
         if target is None or after == 1:
             return own.contiguous()
         members = rows[self._rank - self._rank % after :][:after]

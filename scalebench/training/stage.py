@@ -104,7 +104,8 @@ def segment_facts(
                 forward += work / samples / whole[0]
                 backward += (2 if layers > 1 else 1) * work / samples / whole[1]
             state = [*state[:-1], *made] if segment.divided else made
-            found.append(SegmentFacts(segment.divided, takes, tuple(state[-1].shape[1:]), forward, backward, needed))
+            gives = tuple(state[-1].shape[1:])
+            found.append(SegmentFacts(segment.divided, takes, gives, forward, backward, needed))
     return found
 
 

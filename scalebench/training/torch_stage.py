@@ -139,7 +139,8 @@ class TimedChunk(nn.Module):
         made: Tensor = self._inner(x[:samples])
         self._clock.did(Task.FORWARD, samples, self._shares[0])
         if samples < len(x):
-            made = torch.cat([made, made.new_zeros((len(x) - samples, *made.shape[1:]))])
+            rest = made.new_zeros((len(x) - samples, *made.shape[1:]))
+            made = torch.cat([made, rest])
         if made._is_view():  # torch detaches outputs in place, after the first half of a backward pass
             made = made.clone(memory_format=torch.contiguous_format)
         return made.contiguous()  # torch sends the memory as it lies

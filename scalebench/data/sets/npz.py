@@ -157,7 +157,9 @@ def _are_whole(y: NDArray[Any]) -> bool:
     """Return True for integers, in any dtype of numbers."""
     if y.dtype.kind in "iub":
         return True
-    return y.dtype.kind == "f" and bool(np.isfinite(y).all() and (y == np.floor(y)).all())
+    if y.dtype.kind != "f":
+        return False
+    return bool(np.isfinite(y).all() and (y == np.floor(y)).all())
 
 
 def _are_one_hot(y: NDArray[Any]) -> bool:
@@ -185,5 +187,5 @@ def _targets(
                 "0, 1, ..., or if the target is a value to be predicted, give the option task: regression"
             )
         return max(outputs, 2), y_train.astype(np.int64), y_test.astype(np.int64)
-    columns = [(y[:, None] if y.ndim == 1 else y).astype(np.float32) for y in (y_train, y_test)]
-    return columns[0].shape[1], columns[0], columns[1]
+    train, test = (y[:, None] if y.ndim == 1 else y for y in (y_train, y_test))
+    return train.shape[1], train.astype(np.float32), test.astype(np.float32)
