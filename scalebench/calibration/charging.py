@@ -26,6 +26,7 @@ from scalebench.calibration.cost_sources import (
     KeptSteps,
     Measured,
     Place,
+    Request,
     Source,
     Stated,
     choose_source,
@@ -33,7 +34,6 @@ from scalebench.calibration.cost_sources import (
 )
 from scalebench.calibration.engine_measurement import measure_engines
 from scalebench.calibration.quiet_rounds import Until, quiet_rounds
-from scalebench.calibration.request import Request
 from scalebench.calibration.steps_under_load import Budget, measure_steps
 from scalebench.cluster.engine_costs import EngineCosts, joined
 from scalebench.comm.engines.tasks import TASKS

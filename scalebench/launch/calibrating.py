@@ -6,8 +6,8 @@ import json
 from collections.abc import Mapping, Sequence
 from functools import partial
 
+from scalebench.calibration.cost_sources import Request
 from scalebench.calibration.engine_measurement import Placing, Ranks
-from scalebench.calibration.request import Request
 from scalebench.cluster.engine_costs import MARK, EngineCosts
 from scalebench.launch.hosts import reachable
 from scalebench.launch.planning import StudyPlan

@@ -8,9 +8,18 @@ from pathlib import Path
 import pytest
 
 from scalebench.calibration.calibration_file import Calibration
-from scalebench.calibration.cost_sources import Given, Kept, KeptSteps, Measured, Place, Stated, choose_source, notes_on
+from scalebench.calibration.cost_sources import (
+    Given,
+    Kept,
+    KeptSteps,
+    Measured,
+    Place,
+    Request,
+    Stated,
+    choose_source,
+    notes_on,
+)
 from scalebench.calibration.engine_measurement import Placing
-from scalebench.calibration.request import Request
 from scalebench.cluster.cluster_file import load_cluster
 from scalebench.errors import ClusterError, ResultsError
 from scalebench.formatting import Detail
