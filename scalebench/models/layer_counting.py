@@ -10,12 +10,12 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 from torch.utils.flop_counter import flop_registry
 
 from scalebench.errors import ModelError
 from scalebench.models.layers import Layer, LayerTable
+from scalebench.models.parts import DispatchMode
 from scalebench.models.registry import build_own
 
 _SAMPLES = 2  # in the counted pass; BatchNorm takes no single value per channel
@@ -69,11 +69,11 @@ def count_layers(model: nn.Module, inputs: Tensor, name: str, source: str) -> La
     return LayerTable(name, counter.layers(), source, tuple(inputs.shape[1:]))
 
 
-class _Counter(TorchDispatchMode):
+class _Counter(DispatchMode):
     """Recorder of operations; storages identify parameters and activations."""
 
     def __init__(self, model: nn.Module, samples: int) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
+        super().__init__()
         self._model, self._samples = model, samples
         self._rows: list[Layer] = []
         self._calls: list[tuple[nn.Module] | None] = []  # by row

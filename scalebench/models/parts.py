@@ -156,13 +156,20 @@ def through(layer: Layer, x: Tensor) -> Tensor:
 
 def counted(operation: Callable[[], _T]) -> tuple[_T, float]:
     """Return what an operation returns, and its floating-point operations."""
-    counter: Any = _Work()  # type: ignore[no-untyped-call]
+    counter = _Work()
     with counter:
         made = operation()
     return made, counter.amount
 
 
-class _Work(TorchDispatchMode):
+class DispatchMode(TorchDispatchMode):
+    """Sees each operation of torch inside its context, by `__torch_dispatch__` of a subclass."""
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]  # torch gives it no types
+
+
+class _Work(DispatchMode):
     """Counter of floating-point operations of a forward pass. Torch's own takes seconds to import."""
 
     amount = 0.0

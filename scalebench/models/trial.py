@@ -9,11 +9,11 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from scalebench.errors import ModelError, place_in_own_code
 from scalebench.formatting import counted
 from scalebench.models.metric import logits_of, loss_for, own_loss, takes_labels
+from scalebench.models.parts import DispatchMode
 from scalebench.models.registry import require_logits
 from scalebench.study.spec import Component
 from scalebench.system.random_state import drawn_since, random_state, seeded
@@ -175,11 +175,11 @@ def _refuse_synchronised(component: Component, model: nn.Module) -> None:
             )
 
 
-class _Collectives(TorchDispatchMode):
+class _Collectives(DispatchMode):
     """Raises ModelError at a collective of torch.distributed."""
 
     def __init__(self, component: Component) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
+        super().__init__()
         self._component = component
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
