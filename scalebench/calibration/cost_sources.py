@@ -218,6 +218,7 @@ def choose_source(request: Request, folder: Path, *, charged: bool = False, anew
     if given is not None:
         return given
     if kept is not None and (charged or kept.key == request.key):
+        # Stated steps need no tables, whatever the sizes.
         lacking = "" if request.states_steps else kept.lacking(request.sizes(), request.most_busy)
         if kept.key != request.key and lacking:
             raise ResultsError(
@@ -254,6 +255,7 @@ def given_calibration(request: Request) -> Given | None:
     found = read_calibration(path)
     require_measured_cluster(path, request.cluster)
     if request.states_steps:
+        # Stated times count, so that those in the file must not.
         return Given(path, found.model_copy(update={"tables": []}))
     if found.measured and (other := found.measured.differences(request.measurement, _OF_THE_STUDY)):
         raise ClusterError(
@@ -350,6 +352,7 @@ class KeptSteps:
             return
         before = self._kept()
         if before is not None:
+            # At one speed of the machine, before they stand in one table.
             before = before.at(measured.reference_s)
             operations = before.operations | measured.operations
             measured = measured.with_tables(before.tables).model_copy(update={"operations": operations})

@@ -120,6 +120,7 @@ class StepWindows(NamedTuple):
         found = []
         for number, alone in enumerate(self.alone):
             own = references[(self.rounds == number) & counted]
+            # Rounds without a quiet window say nothing.
             found.append(np.median(own) / alone if len(own) else math.nan)
         return np.array(found)
 

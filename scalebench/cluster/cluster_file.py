@@ -108,6 +108,7 @@ class Links(StrictModel):
 
     def total_bandwidth(self, nodes: Collection[int]) -> float:
         """Return the sum of the bandwidths (bytes/s) of one card of each of `nodes`."""
+        # Paths between two nodes slow no card down.
         cards = {ends: factor for ends, factor in self.slow.items() if "-" not in ends and int(ends) in nodes}
         lost = sum(1 - 1 / factor for factor in cards.values())
         return self.inter.bandwidth_bytes_per_s * (len(nodes) - lost)
@@ -198,6 +199,7 @@ def require_step_times(cluster: Cluster, training: Training) -> None:
         ClusterError: the cluster does not consist of machines like this one, the study states no device_step_time, and
             the cluster has no step times for the model, dtype and (if fixed) batch per worker.
     """
+    # Steps are measured here, or stated by the study.
     if cluster.compute == "this-machine" or training.device_step_time is not None:
         return
     model = str(training.model)
@@ -253,6 +255,7 @@ def load_cluster(name_or_path: str | Path) -> Cluster:
     else:
         if path.suffix not in {".yaml", ".yml"} and not path.is_file():
             raise ClusterError(f"unknown cluster {text!r}, and no such file; {nearest(text, cluster_names())}")
+    # Not `read_as`: some values are those of this machine, and put in first.
     raw = read_mapping(path, ClusterError, "cluster")
     if isinstance(raw.get("node"), dict):
         raw["node"] = _resolved(raw["node"])

@@ -58,6 +58,7 @@ class EngineCost(BaseModel):
     @field_validator("points")
     @classmethod
     def _ascending(cls, points: list[tuple[float, float]]) -> list[tuple[float, float]]:
+        # Interpolation looks a size up by bisection.
         sizes = [size for size, _ in points]
         if sizes != sorted(set(sizes)):
             raise ValueError("expected points in ascending order of bytes, each size once")
@@ -216,5 +217,6 @@ def at_least(more: EngineCosts, fewer: EngineCosts) -> EngineCosts:
 
 def _pairs(more: EngineCosts, fewer: EngineCosts) -> list[tuple[EngineCost, EngineCost]]:
     """Return pairs of entries of one engine, `fewer` at the machine speed of `more`."""
+    # At one speed of the machine, or a faster moment would look like cheaper messages.
     known = {entry.engine: entry for entry in (fewer.at(more.reference_s) if more.reference_s else fewer).entries}
     return [(entry, known.get(entry.engine, entry)) for entry in more.entries]

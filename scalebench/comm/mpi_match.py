@@ -43,6 +43,7 @@ def mismatch(mpirun: Path) -> str | None:
     # Open MPI refuses more ranks than cores; other launchers do not know the option.
     anyhow = ["--oversubscribe"] if "Open" in launcher else []
     done = _run([str(mpirun), "-n", str(_RANKS), *anyhow, sys.executable, "-c", _SIZE])
+    # Each rank prints the size of its world: 1, where another MPI started it.
     sizes = {int(size) for size in re.findall(r"scalebench-size (\d+)", done.stdout)} if done is not None else set()
     if sizes == {_RANKS}:
         return None
@@ -60,6 +61,7 @@ def _first_line(command: Sequence[str]) -> str:
     """Output of a command up to the end of the first line that holds a version number."""
     done = _run(command)
     said = done.stdout.strip() if done is not None and done.returncode == 0 else ""
+    # Libraries put names, or empty lines, before the line with their version.
     found = re.match(r"(?s).*?\d+\.\d+[^\n]*", said)
     return " ".join(found[0].split()) if found else ""
 

@@ -53,6 +53,7 @@ def has_ended(job: str, restarts: int) -> bool:
 
     Slurm starts a job again, or lists it as ended, once its processes have ended or their node is down.
     """
+    # A job that is this one, and was started again since, has lost the processes of that start.
     here, restarts_here = this_start()
     if job == here:
         return restarts < restarts_here
@@ -83,6 +84,7 @@ def cpus_here() -> int:
 
 def slots() -> list[int]:
     """Tasks of each node of the job, `SLURM_TASKS_PER_NODE=2(x3),1` as [2, 2, 2, 1]; empty: not stated."""
+    # `2(x3)` stands for three nodes of two tasks.
     found = _SLOTS.findall(os.environ.get("SLURM_TASKS_PER_NODE", ""))
     return [int(tasks) for tasks, times in found for _ in range(int(times or 1))]
 

@@ -33,6 +33,7 @@ def pack(tensor: Tensor, weight: float | None, wire: str | None, *, places: int 
         return tensor.to(dtype)
     if not places:
         return (tensor * weight).to(dtype)
+    # A weight in half precision would be rounded: its bytes travel as small whole numbers, which are exact.
     behind = _BYTES * places if dtype in HALVES else 1
     message = tensor.new_zeros(tensor.numel() + behind, dtype=dtype)
     if dtype == tensor.dtype:
@@ -50,6 +51,7 @@ def pack(tensor: Tensor, weight: float | None, wire: str | None, *, places: int 
 def unpack(packed: Tensor, target: Tensor, divisor: float | None) -> None:
     """Set `target` to `packed` divided by `divisor`, or by the packed sum of weights; undivided without either."""
     if packed.numel() > target.numel():
+        # The weights came behind the elements.
         divisor = divisor or sum_of_weights(packed, target)
         packed = packed[: target.numel()].view_as(target)
     if packed is not target:

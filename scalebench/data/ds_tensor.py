@@ -156,6 +156,7 @@ class DsTensor:
         if isinstance(self._among, SingleProcess):
             return np.asarray(self.array[index])
         inner = self.shape[1:]
+        # Any index of numpy, found by indexing numbers in place of the elements.
         cells = prod(inner)
 
         def requested() -> tuple[Ints, Ints]:
@@ -209,6 +210,7 @@ class DsTensor:
                 raise DataError(f"unknown shuffle {how!r}; {nearest(how, SHUFFLES)}")
             return shuffled(how, np.arange(len(self)), self.block_sizes, np.random.default_rng(seed))
 
+        # A checksum of the order in place of the order, which is as long as the tensor.
         order, sizes = self._among.agreed(drawn, lambda it: f"{how} with seed {seed} (CRC {crc32(it[0].tobytes())})")
         return self._like(self._among.rearranged(self.array, [self.block_sizes], order, sizes), sizes, self.grid)
 

@@ -51,6 +51,7 @@ def into_images(
         from scalebench.models.blocks import ChannelsFirst
 
         return [ChannelsFirst()], (input_shape[2], input_shape[0], input_shape[1])
+    # Of a flat sample the side of its square, if it is one.
     sides = input_shape if len(input_shape) == 2 else (math.isqrt(math.prod(input_shape)),) * 2
     if len(input_shape) not in (1, 2) or math.prod(sides) != math.prod(input_shape):
         raise ModelError(

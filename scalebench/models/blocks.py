@@ -24,6 +24,7 @@ class BatchNormBlock(nn.Module):
         )
 
     def forward(self, x: Tensor) -> Tensor:
+        # Option A of He et al.: no parameters in the shortcut.
         shortcut = x[:, :, :: self.stride, :: self.stride]
         if self.new:
             before = self.new // 2
@@ -41,6 +42,7 @@ class StandardisedConv(nn.Conv2d):
     def forward(self, x: Tensor) -> Tensor:
         fan_in = self.weight[0].numel()
         variance, mean = torch.var_mean(self.weight, dim=(1, 2, 3), keepdim=True, correction=0)
+        # Bounded from below, as a plane of equal weights has no deviation.
         scale = self.gain * torch.rsqrt(torch.clamp(variance * fan_in, min=1e-4))
         return functional.conv2d(x, (self.weight - mean) * scale, self.bias, self.stride, self.padding)
 

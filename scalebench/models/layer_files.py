@@ -89,6 +89,7 @@ def read_layers(text: str, name: str, where: str) -> LayerTable:
     """
     lines = text.splitlines()
     comments = [line.lstrip("# ").partition(":") for line in lines if line.startswith("#")]
+    # Totals are stated again, so that a table that was edited by hand shows its mistakes.
     stated = {key.strip().lower(): value.strip() for key, _, value in comments}
     numbered = [(number, line) for number, line in enumerate(lines, 1) if line.strip() and not line.startswith("#")]
     rows = list(csv.reader(line for _, line in numbered))
@@ -128,8 +129,10 @@ def _check_header(header: list[str], where: str) -> None:
 def _layer(row: dict[str, str], before: Sequence[Layer], where: str) -> Layer:
     numbers = {key: _number(row[key], key, where) for key in row if key not in ("name", "kind")}
     written = numbers["activations"]
+    # A layer reads what the one before it has written, and keeps what it writes, unless stated.
     defaults = {"inputs": before[-1].activations if before else written, "kept": written}
     layer = Layer(name=row["name"].strip(), kind=row.get("kind", "layer").strip(), **{**defaults, **numbers})
+    # A multiplication and an addition for each of m n k.
     products = 2 * layer.count * layer.m * layer.n * layer.k
     if products and products != layer.flops:
         raise ModelError(f"{where}: flops are {layer.flops:,}, 2 m n k count is {products:,}; correct either")

@@ -99,6 +99,7 @@ def _check_output(
     """Check the output for two samples, in evaluation mode so that no running statistics change."""
     import torch
 
+    # In training mode this pass would move running statistics.
     was_training = model.training
     model.eval()
     try:
@@ -166,6 +167,7 @@ def build_own(name: str, options: dict[str, Any], input_shape: tuple[int, ...], 
     try:
         model = factory(input_shape, outputs, **options)
     except (Exception, SystemExit) as error:
+        # A class takes its own arguments: the advice is to wrap it in a function.
         is_class = isinstance(factory, type) and issubclass(factory, nn.Module)
         maker = factory_name if is_class else type(factory).__name__
         is_module = is_class or isinstance(factory, nn.Module)

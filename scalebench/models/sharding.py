@@ -111,6 +111,7 @@ class Shards:
         if not before:
             width = _width_in(last)
             rows = self._rows(last, width)
+            # A product without a partner takes its share of an input that all workers have.
             own = Narrow(1 if isinstance(last, nn.Conv2d) else -1, *self._range(width))
             self.segments.append(Segment(nn.Sequential(own, rows), divided=True))
         else:
@@ -118,6 +119,7 @@ class Shards:
             inner += [self._norm(each) if isinstance(each, _NORMS) else each for each in before[1:]]
             rows = self._rows(last, _width_in(last))
             self.segments.append(Segment(nn.Sequential(*inner, rows), divided=True))
+        # Added once, behind the sum: each worker would add it to its summand.
         bias = getattr(last, "bias", None)
         if bias is not None:
             self._kept.append(_Bias(bias, 1 if isinstance(last, nn.Conv2d) else -1))
@@ -163,6 +165,7 @@ class Shards:
         assert isinstance(module, _NORMS)
         self._require(module.num_features, module)
         start, length = self._range(module.num_features)
+        # Statistics of channels are independent, so that a share of them has its own.
         made = type(module)(length, module.eps, module.momentum, False, module.track_running_stats)
         made.affine = module.affine
         for name in ("weight", "bias"):
@@ -201,6 +204,7 @@ class Shards:
         first = module.norm_first
         self._close(_Fork(module.norm1 if first else None))
         self.segments.append(Segment(SharedHeads(weights, biases, out, heads // self.degree), True))
+        # Normalised before attention, or behind the residual sum, as the layer is set.
         after = None if first else module.norm1
         joint = _Join(attention.out_proj.bias, after), _Fork(module.norm2 if first else None)
         self.segments.append(Segment(nn.Sequential(*joint), divided=False))
@@ -414,6 +418,7 @@ def sharing_degrees(divide: Callable[[int, int, int], object], layers: int, work
         return True
 
     divisors = [degree for degree in range(2, workers + 1) if workers % degree == 0]
+    # First each layer by itself, then pairs: two neighbours of one degree are divided as one.
     alone = [[degree for degree in divisors if divides(place, place + 1, degree)] for place in range(layers)]
     found = []
     behind = [*alone[1:], []]  # of the layer behind each; none behind the last

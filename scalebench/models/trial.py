@@ -145,6 +145,7 @@ class _Steps:
 def _require_new_parameters(component: Component, model: nn.Module, again: nn.Module) -> None:
     """Refuse a factory that returns the same tensors at two calls, or other weights from the same seed."""
     first, second = _tensors(model), _tensors(again)
+    # By storage: a view of the same memory is as bad as the same tensor.
     held = {tensor.untyped_storage().data_ptr() for tensor in first.values() if tensor.numel()}
     for name, tensor in second.items():
         if tensor.numel() and tensor.untyped_storage().data_ptr() in held:
@@ -197,6 +198,7 @@ def _collectives_refused(component: Component) -> Iterator[None]:
     from torch import distributed
     from torch.testing._internal.distributed.fake_pg import FakeStore
 
+    # A process group that sends nothing, so that a model that looks for one finds two ranks.
     distributed.init_process_group("fake", rank=0, world_size=2, store=FakeStore())
     try:
         with _Collectives(component):

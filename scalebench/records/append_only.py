@@ -49,6 +49,7 @@ class AppendOnlyTable:
         Raises:
             ResultsError: another file has its name.
         """
+        # The open file lives on without its name, as after a purge of old files.
         opened = os.fstat(self._file.fileno())
         try:
             named = self.path.lstat()
@@ -106,6 +107,7 @@ class AppendOnlyTable:
         """Yield (byte offset, row) from the last row to the first."""
         data = self._read_from(0)
         offset = len(data)
+        # Without the header.
         for line in reversed(data.splitlines(keepends=True)[1:]):
             offset -= len(line)
             yield offset, dict(zip(self.header, from_line(line), strict=False))
@@ -160,6 +162,7 @@ def check_header(path: Path, header: Sequence[str], expected: Sequence[str]) -> 
         return
     if ";" in "".join(header) or "\t" in "".join(header):
         raise ResultsError(f"{path}: cells are not separated by commas; save it as comma-separated CSV")
+    # The first few: a file of another program differs in all.
     differences = [f"lacks {', '.join(missing[:3])}"] if missing else []
     differences += [f"has the unknown {', '.join(repr(name) for name in unknown[:3])}"] if unknown else []
     differences = differences or ["repeats a column"]

@@ -49,6 +49,7 @@ def is_submitted(folder: Path) -> bool:
 
 def require_writable(folder: Path) -> None:
     """Raise ResultsError if `folder` cannot be written, or made where it is missing."""
+    # The nearest folder that exists decides whether the others can be made.
     there = next(place for place in (folder, *folder.absolute().parents) if place.exists())
     with writing(folder):
         if not there.is_dir():
@@ -71,6 +72,7 @@ def timed(folder: Path, command: str, *, added: bool = False) -> Iterator[None]:
     seconds = time.perf_counter() - began
     if not folder.is_dir():
         return
+    # Read at the end: another command may have written meanwhile.
     known = durations_in(folder)
     seconds += known.get(command, 0.0) if added else 0.0
     with suppress(OSError):

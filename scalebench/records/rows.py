@@ -23,7 +23,9 @@ def rows_of(
     """The run's row and its epochs' rows. Times are the slowest worker's, their parts means over workers."""
     facts, workers = outcome.facts, outcome.workers
     strategy = registry.create(run.strategy.name, run.strategy.options, run.engine)
+    # A run lasts until its slowest worker has finished.
     train_s = max((worker.train_s for worker in workers), default=None)
+    # Asynchronous workers report in any order.
     evaluations = sorted(outcome.evaluations, key=lambda evaluation: evaluation.elapsed_s)
     # Ranks that miss their pace are oversubscribed, whatever the number of cores.
     overrun = _mean(worker.paced_overrun for worker in workers)
@@ -174,6 +176,7 @@ def _merge_positions(every: int, run: Run, outcome: Outcome, epoch: int) -> list
     merges = _merges(outcome)
     if merges is None:
         return None
+    # The merge that belongs to this epoch, if there is one.
     count, rest = divmod(epoch + 1, every)
     if rest:  # a partial interval is merged at the end of training or not at all
         return [own[-1] for own in merges] if epoch == run.epochs - 1 and len(merges[0]) > count else None
@@ -201,6 +204,7 @@ def _reached(run: Run, evaluations: list[Evaluation]) -> dict[str, Any]:
 
 def _epoch_rows(every: int, run: Run, outcome: Outcome, attempt: int) -> list[EpochRow]:
     metrics = {evaluation.epoch: evaluation.metric for evaluation in outcome.evaluations}
+    # After a failure some workers are an epoch ahead: rows are of epochs that all have.
     epochs = min((len(worker.epochs) for worker in outcome.workers), default=0)
     rows = []
     for index in range(epochs):

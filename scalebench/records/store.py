@@ -61,6 +61,7 @@ class Store:
 
     def append(self, run: RunRow, epochs: Sequence[EpochRow] = ()) -> None:
         """Write a finished attempt: its epoch rows, then the run row."""
+        # A mistake of the caller, which would mix the epochs of two runs.
         foreign = [row for row in epochs if (row.run_id, row.attempt) != (run.run_id, run.attempt)]
         if foreign:
             raise ValueError(f"epoch rows of {foreign[0].run_id!r} given with run {run.run_id!r}")
@@ -134,6 +135,7 @@ class Store:
     def _set_aside_uncommitted(self) -> None:
         start: int | None = None
         for offset, row in self._epochs.lines_backwards():
+            # From the end backwards up to the first row that a run has committed.
             attempt = row.get("attempt", "")
             if attempt.isdecimal() and int(attempt) <= self._attempts.get(row.get("run_id", ""), 0):
                 break

@@ -127,6 +127,7 @@ class VirtualOptions(Heterogeneity):
         Raises:
             StudyError: the two contradict each other.
         """
+        # What the study sets wins, also where it sets the default.
         unset = {name: getattr(cluster, name) for name in cluster.model_fields_set - self.model_fields_set}
         both = self.model_copy(update=unset)
         if problem := both.jitter_problem() or self._unused_sigma(both.jitter):

@@ -133,6 +133,7 @@ class WallClock:
 
     @contextmanager
     def paused(self) -> Iterator[None]:
+        # Pauses may lie inside one another.
         was_running = self.running
         if was_running:
             self.did(Task.OTHER)

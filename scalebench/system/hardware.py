@@ -37,6 +37,7 @@ def cores_with_threads() -> list[frozenset[int]]:
     cpus = sorted(os.sched_getaffinity(0))
     threads: dict[tuple[str, str], set[int]] = {}
     for cpu in cpus:
+        # Hardware threads of one core have the same package and core.
         topology = _CPUS / f"cpu{cpu}" / "topology"
         try:
             package = (topology / "physical_package_id").read_text()

@@ -62,6 +62,7 @@ class MuonOptions(AdamOptions):
     weight_decay: float = Field(0.1, ge=0, le=1e38)
 
 
+# torch.optim.Muon came with this release.
 _FIRST_WITH_MUON = (2, 9)
 _OF_PYTORCH_OPTIMIZER = ("lars", "lamb")
 _OPTIONS: dict[str, type[_Options]] = {
@@ -84,6 +85,7 @@ def build_optimizer(component: Component, parameters: Iterable[Tensor], lr: floa
     if component.name == "sgd":
         return FlatSgd(parameters, lr, **options) if flat else torch.optim.SGD(parameters, lr=lr, **options)
     if "beta1" in options:
+        # Options of a study are single numbers, which tuning can draw.
         options["betas"] = (options.pop("beta1"), options.pop("beta2"))
     if component.name == "muon":
         return Muon(parameters, lr, **options)
@@ -138,6 +140,7 @@ def learning_rate(training: Training, workers: int, epochs_done: float, steps_do
             return training.lr
         case "linear":
             target = training.lr * workers
+            # Also without a warm-up, of no epochs.
             if epochs_done >= training.lr_warmup_epochs:
                 return target
             return training.lr + (target - training.lr) * epochs_done / training.lr_warmup_epochs
@@ -145,5 +148,6 @@ def learning_rate(training: Training, workers: int, epochs_done: float, steps_do
             return training.lr * (1 + math.cos(math.pi * min(epochs_done / training.epochs, 1.0))) / 2
         case policy:
             assert training.lr_decay_every is not None
+            # Whole intervals that have passed, in updates or in epochs.
             passed = steps_done if policy == "optimizer_steps" else epochs_done
             return training.lr * training.lr_decay ** int(passed // training.lr_decay_every)

@@ -68,6 +68,7 @@ class ShardedUnit:
 
 
 def _hold(tensor: Tensor) -> None:
+    # A storage that was given up has no bytes; its tensor keeps its shape.
     storage = tensor.untyped_storage()
     if storage.nbytes() == 0:
         storage.resize_(tensor.nbytes)
@@ -107,6 +108,7 @@ class ShardedModel:
         lengths = [unit.length for unit in self.units]
         self.parameters = self.units[0].whole.new_zeros(sum(lengths))
         self.gradients = torch.zeros_like(self.parameters)
+        # Shards of all units in one vector, so that strategy and optimizer see one tensor.
         pieces = zip(torch.split(self.parameters, lengths), torch.split(self.gradients, lengths), strict=True)
         for unit, (own, own_gradients) in zip(self.units, pieces, strict=True):
             unit.keep(own, own_gradients, rank)

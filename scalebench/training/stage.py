@@ -87,6 +87,7 @@ def segment_facts(
     `facts` are those of the layers of the whole model: as in `facts_of`, the backward pass of the first layer does the
     work of its forward pass, that of others twice as much.
     """
+    # Shares of the work of the whole model, which the clock divides a step by.
     whole = sum(each.forward for each in facts), sum(each.backward for each in facts)
     samples = len(x)
     found = []
@@ -235,6 +236,7 @@ class Stage:
             self._handed_over[tag, place] = tensor
             return
         channel = self._channel(tag, group if tag == ACTIVATIONS else group + 1)
+        # Not waited for: the next stage may still compute what comes before.
         self._sent.append(channel.isend(tensor.contiguous(), rank, tag))
 
     def _rank_with(self, group: int) -> int:

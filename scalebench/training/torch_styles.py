@@ -38,6 +38,7 @@ class TorchStyles:
         self._sizes = compute.sizes
         self._replica = replica
         self._number = compute.like.element_size()
+        # A replica of all workers has no group of its own: it is the world.
         group: Any = replica.process_group or torch.distributed.group.WORLD
         mesh = DeviceMesh.from_group(group, compute.like.device.type)
         self._segments = [
@@ -55,6 +56,7 @@ class TorchStyles:
             state = [*state[:-1], *made] if segment.divided else made
         loss = self._loss(state[-1], batch.y)
         clock.did(Task.FORWARD, samples)
+        # torch sums over the workers inside this pass.
         (loss * weight).backward()
         clock.did(Task.BACKWARD, samples)
         self._count(samples)
@@ -64,6 +66,7 @@ class TorchStyles:
         """Count the sums of a step, which torch has made."""
         for size in self._sizes:
             if size.divided:
+                # Outputs in the forward pass; gradients of inputs in the backward pass, where they are needed.
                 for shape in [size.gives] + [size.takes] * size.needed:
                     self._replica.count(self._number * samples * torch.Size(shape).numel(), 1)
 
@@ -96,6 +99,7 @@ def _linear(share: SharedLinear, degree: int, mesh: DeviceMesh, style: ParallelS
     for name, own in share.named_parameters():
         distributed: Any = getattr(whole, name)
         placements = distributed.placements
+        # Around the worker's own tensor, so that strategy and optimizer see what torch trains.
         made = nn.Parameter(DTensor.from_local(own.detach(), mesh, placements), own.requires_grad)
         if own.grad is not None:
             made.grad = DTensor.from_local(own.grad, mesh, placements)

@@ -85,6 +85,7 @@ class Csv(DatasetBuilder):
             y, outputs = self._class_numbers(table, column)
             labels = y
         train, test = hold_out(len(x), self.test_fraction, self.seed, labels)
+        # Split before it is standardised: the test part must not show in the scale.
         x_parts, y_parts = (x[train], x[test]), (y[train], y[test])
         if self.standardise:
             x_parts = standardised(*x_parts)
@@ -140,6 +141,7 @@ class Csv(DatasetBuilder):
         """Return True if the `first` row has names: text, or 0, 1, 2 ... as pandas numbers columns."""
         if self.header is not None:
             return self.header
+        # pandas writes such a header for a table without names.
         numbered = [str(number) for number in range(len(first))]
         if all(self._is_number(cell) for cell in first) and first != numbered:
             raise DataError(
@@ -208,6 +210,7 @@ class Csv(DatasetBuilder):
     def _class_numbers(self, table: _Table, column: int) -> tuple[NDArray[Any], int]:
         """Return the number of each row's class, and the number of classes; equal numbers are one class."""
         cells = [row[column] for row in table.rows]
+        # An empty cell would be a class of its own.
         if "" in cells:
             self._refuse_target(table, cells.index(""), column)
         if all(self._is_number(cell) for cell in cells):

@@ -46,6 +46,7 @@ class Npz(DatasetBuilder):
         (path,) = files
         found = read_npz(path)
         if set(ARRAY_NAMES) <= set(found):
+            # A split of the user's own is kept.
             x_train, y_train, x_test, y_test = (found[name] for name in ARRAY_NAMES)
             _require_numbers(path, {name: found[name] for name in ARRAY_NAMES})
             task = self._task_of(path, [y_train, y_test])
@@ -59,6 +60,7 @@ class Npz(DatasetBuilder):
             task = self._task_of(path, [y])
             if task == "classification":
                 _require_class_numbers(path, {"y": y})
+            # Stratified by class, where there are classes.
             labels = y if task == "classification" and y.ndim == 1 else None
             train, test = hold_out(len(x), self.test_fraction, self.seed, labels)
             x_train = x[train]

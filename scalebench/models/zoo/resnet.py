@@ -49,10 +49,12 @@ class ResNet(Architecture):
         here = self.width
         for stage in range(3):
             for place in range((self.depth - 2) // 6):
+                # Twice the planes in each stage, which halves the sides.
                 there = self.width << stage
                 layers.append(BatchNormBlock(here, there, stride=2 if stage and not place else 1))
                 here = there
         model = nn.Sequential(*layers, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(here, outputs))
+        # As He et al., 2015, draw them; other layers begin as torch draws them.
         for module in model.modules():
             if isinstance(module, nn.Conv2d):
                 nn.init.kaiming_normal_(module.weight)
