@@ -208,7 +208,7 @@ def choose_source(request: Request, folder: Path, *, charged: bool = False, anew
         ClusterError: a calibration cannot be read, or does not fit the study.
         ResultsError: the numbers that charged earlier runs are lost, have changed, or cannot be completed here.
     """
-    given = given_calibration(request)
+    given = _given_calibration(request)
     if not request.is_here:
         return Stated()
     path = folder / CALIBRATION
@@ -242,7 +242,7 @@ def notes_on(source: Source, request: Request) -> list[str]:
     return [*([STATED_STEPS] if stated else []), *source.notes(request)]
 
 
-def given_calibration(request: Request) -> Given | None:
+def _given_calibration(request: Request) -> Given | None:
     """Read the calibration file that a study names; only its engines' costs count if the study states step times.
 
     Raises:
@@ -274,9 +274,9 @@ def check_given_calibration(request: Request) -> None:
     """Check the calibration that a study names, if any.
 
     Raises:
-        ClusterError: as `given_calibration`, or real runs here would be compared with times of another machine.
+        ClusterError: as `_given_calibration`, or real runs here would be compared with times of another machine.
     """
-    given = given_calibration(request)
+    given = _given_calibration(request)
     if given is None or given.calibration.measured is None or not request.beside_real:
         return
     if other := given.calibration.measured.differences(request.measurement, _COMPARED):
@@ -290,13 +290,13 @@ def check_kept_calibration(request: Request, folder: Path) -> None:
     """Check that what charged the virtual runs in `folder` is there, unchanged.
 
     Raises:
-        ClusterError: as `given_calibration`.
+        ClusterError: as `_given_calibration`.
         ResultsError: it is lost or has changed.
     """
     path = folder / CALIBRATION
     if request.is_here:
         kept = read_calibration(path) if path.exists() else None
-        _require_kept(request, folder, given_calibration(request), kept)
+        _require_kept(request, folder, _given_calibration(request), kept)
 
 
 def _require_kept(request: Request, folder: Path, given: Given | None, kept: Calibration | None) -> None:

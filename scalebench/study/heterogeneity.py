@@ -18,13 +18,13 @@ from scalebench.study.choices import Allreduce, EngineName
 from scalebench.study.validation import StrictModel
 
 STATED = ("normal", "lognormal", "exponential")  # laws that can be injected; `measured` is the jitter of the machine
-MOST_SIGMA = {"normal": 0.3, "exponential": 1.0}  # above it step times would be negative
+_MOST_SIGMA = {"normal": 0.3, "exponential": 1.0}  # above it step times would be negative
 _CHUNK = 1024
 _CUT = 3.0  # standard deviations at which the normal law is truncated on both sides
 _CUT_SIGMA = 0.98657839  # standard deviation of the truncated law: sqrt(1 - 2 c phi(c) / (2 Phi(c) - 1))
 
 Floats = NDArray[np.float64]
-JitterKind = Literal["measured", "none", "normal", "lognormal", "exponential"]
+_JitterKind = Literal["measured", "none", "normal", "lognormal", "exponential"]
 
 
 class SlowWindow(StrictModel):
@@ -77,7 +77,7 @@ class Heterogeneity(StrictModel):
 
     def jitter_problem(self) -> str:
         """Return an error message if the jitter is so wide that step times would be negative, else an empty text."""
-        most = MOST_SIGMA.get(self.jitter, self.jitter_sigma)
+        most = _MOST_SIGMA.get(self.jitter, self.jitter_sigma)
         if self.jitter_sigma <= most:
             return ""
         return (
@@ -143,7 +143,7 @@ class VirtualOptions(Heterogeneity):
         return f"jitter_sigma {sigma:g} has no effect with jitter: {jitter}; write jitter: {laws}"
 
 
-def jitter_source(kind: JitterKind, sigma: float, *, seed: int, worker: int, measured: Sequence[float] = ()) -> Jitter:
+def jitter_source(kind: _JitterKind, sigma: float, *, seed: int, worker: int, measured: Sequence[float] = ()) -> Jitter:
     """Return the factor on compute as a function of the step number, keyed by (seed, worker, step).
 
     `measured` resamples the measured steps. The other laws have mean 1 and standard deviation `sigma`, that of a step's

@@ -80,7 +80,7 @@ def is_range(values: Sequence[Any]) -> bool:
     return len(values) == 2 and all(isinstance(value, int | float) and not isinstance(value, bool) for value in values)
 
 
-def unknown_key(key: str, strategies: Collection[str]) -> str:
+def _unknown_key(key: str, strategies: Collection[str]) -> str:
     """Return the error for a key of `over` that neither the training nor one of `strategies` has; empty if valid."""
     name, dot, option = key.partition(".")
     known = [*TUNABLE, "optimizer.OPTION", *(f"{strategy}.OPTION" for strategy in dict.fromkeys(strategies))]
@@ -357,7 +357,7 @@ class Study(Training):
             )
         for key in tune.over:
             name, _, option = key.partition(".")
-            if fault := unknown_key(key, [component.name for component in self.strategies]):
+            if fault := _unknown_key(key, [component.name for component in self.strategies]):
                 raise ValueError(fault)
             if any(component.name == name and option in component.options for component in self.strategies):
                 raise ValueError(f"tune.over: {key} is fixed in strategies; leave it out of one of the two")
