@@ -221,7 +221,8 @@ class Adaptive(Strategy):
         if worker.size > 1:
             for component in worker.state.components:
                 component.peers.allreduce_(component.gradients, "mean")
-                component.gradients.div_(component.degree)
+                # Not div_, whose meta kernel imports sympy when this program is recorded, in half a second.
+                component.gradients.mul_(1 / component.degree)
         worker.update()
 
     def warm_up(self, worker: Worker, batch: Batch) -> None:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import csv
 import re
+import subprocess
+import sys
 
 import pytest
 import yaml
@@ -26,6 +28,19 @@ def test_one_sentence_answers_and_each_kind_has_a_row(invoke):
     rows = [line for line in rest if line.startswith(kinds)]
     assert [sum(line.startswith(name) for line in rows) for name in kinds] == [1, 3, 1, 1, 1, 1]
     assert sum(bool(re.match(r" *\d  (patches|blocks)", line)) for line in rest) > 1, "stages"
+
+
+def test_a_plan_imports_only_what_it_needs():
+    """Importing sympy, for a division on the meta device, took half a second, and the other strategies as much."""
+    unneeded = ("sympy", "pandas", "scipy", "matplotlib", "scalebench.strategies.daso")
+    program = (
+        "import sys; from scalebench.cli.main import main\n"
+        f"main({[*VIT, '--devices', '8', '--batch', '64', '--quiet']!r}, standalone_mode=False)\n"
+        f"sys.exit(', '.join(name for name in {unneeded} if name in sys.modules))"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
+    assert done.stderr.strip() == ""
+    assert done.stdout.startswith("vit_b16 on 8 a100-40gb")
 
 
 def test_adaptive_shares_the_layers_whose_gradients_are_large(invoke):
