@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import importlib
 import os
 import sys
@@ -144,6 +145,8 @@ class LazyGroup(Group):
             if not place_in_own_code(error):
                 raise
             _leave(in_one_line(error), 2)  # of a user's own strategy or model
+        if not gc.isenabled():
+            gc.freeze()  # a command that makes no cycles needs no search for them at its end either
         sys.exit(code if isinstance(code, int) else 0)
 
 
