@@ -78,7 +78,7 @@ class Planned:
             "description": f"Layouts of {workload.layers.name} on {planner.devices} devices",
             "workers": [planner.devices],
             "repetitions": 1,
-            "strategies": ["serial", *(_plain(step.layout.strategy) for step in found.steps)],
+            "strategies": ["serial", *(_plain(planner.stated(step.layout)) for step in found.steps)],
             "batch_global": planner.batch,
             "epochs": 1,
             "evaluate_every": 0,

@@ -353,13 +353,37 @@ class Planner:
         samples = self.batch / layout.mesh.data
         return self.predictor.step_seconds(self.devices, samples, layout.micro_batches)
 
+    def stated(self, layout: Layout) -> Component:
+        """Return the strategy with its stages, or chunks, as numbers of layers in place of a rule.
+
+        A run that is given the rule cuts by counted operations, so that it cuts alike on every machine. The rule stays
+        where the modules have other layers than the table.
+        """
+        strategy = layout.strategy
+        if "balance" not in strategy.options or not self._has_layers_of_table:
+            return strategy
+        return Component(name=strategy.name, options={**strategy.options, "balance": list(self.sizes(layout))})
+
+    def sizes(self, layout: Layout) -> Sequence[int]:
+        """Return the number of layers of each stage, or chunk, cut by the seconds of a micro-batch."""
+        groups = layout.mesh.pipeline * layout.chunks
+        key = self._samples(layout), groups
+        if key not in self._sizes:
+            self._sizes[key] = self._strategy(layout).place(self._cut_of(layout).work, groups)
+        return self._sizes[key]
+
+    @property
+    def _has_layers_of_table(self) -> bool:
+        return not self._layers or len(self._layers) == len(self._cut(1).layers)
+
     def _can_be_held(self, layout: Layout) -> bool:
         try:
             for stage in range(layout.mesh.pipeline):
                 self._held_by(layout, stage)
             if self._layers:
                 strategy = self._strategy(layout)
-                strategy.require_shares(self._layers, strategy.sizes_of(self._work), layout.mesh)
+                sizes = self.sizes(layout) if self._has_layers_of_table else strategy.sizes_of(self._work)
+                strategy.require_shares(self._layers, sizes, layout.mesh)
         except (ModelError, StudyError):
             return False
         return True
@@ -370,10 +394,8 @@ class Planner:
         groups = mesh.pipeline * layout.chunks
         key = (self._samples(layout), groups, mesh.pipeline, mesh.tensor, stage, strategy.recompute)
         if key not in self._held:
-            if key[:2] not in self._sizes:
-                self._sizes[key[:2]] = strategy.place(cut.work, groups)
             own = mesh.groups_of(stage * mesh.tensor, groups)
-            self._held[key] = cut.held(self._sizes[key[:2]], own, mesh.tensor, strategy.recompute)
+            self._held[key] = cut.held(self.sizes(layout), own, mesh.tensor, strategy.recompute)
         return self._held[key]
 
     # --- times --------------------------------------------------------------------------------------------------

@@ -84,6 +84,8 @@ def test_the_written_study_runs(invoke, tmp_path, monkeypatch, table):
     invoke("run", "study.yaml")
     runs = load(tmp_path / "results" / study["name"]).completed
     assert len(runs) == len(study["strategies"])
+    (staged,) = (each["pipeline"] for each in study["strategies"] if "pipeline" in each)
+    assert all(isinstance(layers, int) for layers in staged["balance"]), "as planned, and no rule"
     meshes = runs[["data_parallel", "pipeline_parallel", "tensor_parallel"]]
     assert set(meshes.prod(axis=1)) == {1, 4}
     assert set(runs["batch_global"]) == {32}

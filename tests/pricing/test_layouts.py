@@ -5,16 +5,27 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
+import torch
+from torch import nn
 
 from scalebench.cluster.cluster_file import load_cluster
 from scalebench.cluster.device import load_device
 from scalebench.errors import UsageError
+from scalebench.models.layer_counting import count_model
 from scalebench.models.layer_files import load_layers
-from scalebench.pricing.devices import Roofline
+from scalebench.models.parts import facts_of, layers_of
+from scalebench.pricing.devices import MeasuredSteps, Roofline, Stated, step_table
 from scalebench.pricing.layouts import Layout, Planner
 from scalebench.pricing.platform import Platform
 from scalebench.pricing.prediction import Case, Predictor, Workload
+from scalebench.pricing.step_times import LayerShare
+from scalebench.pricing.table_cut import cut_of
 from scalebench.pricing.validity import memory_of
+from scalebench.strategies import registry
+from scalebench.strategies.parts import PartsOfModel
+from scalebench.study.spec import Component
+
+_SHARES = (0.5, 0.1, 0.1, 0.1, 0.1, 0.1)  # of six equal layers, as measured
 
 
 def planner(devices=8, batch=64, model="vit_b16", memory_gib=None, cluster="ethernet-10g"):
@@ -101,3 +112,39 @@ def test_stages_are_those_of_the_layout(chunks, first, last):
     assert sum(stage.layers for stage in stages) == 16
     assert (stages[0].first, stages[-1].last) == (first, last)
     assert sum(stage.memory.parameters for stage in stages) == 4 * own.predictor.workload.layers.parameters
+
+
+@pytest.mark.parametrize("measured", [True, False])
+def test_a_run_has_the_stages_that_were_planned(measured):
+    """A run takes layers by their operations, a plan by the times of the device, here of one that was measured, too."""
+    if measured:
+        model = nn.Sequential(*(nn.Linear(16, 16, device="meta") for _ in range(6)))
+        layers = count_model(model, "six", (16,))
+        (batch,) = step_table(Stated(0.01, 64), layers, [64]).batches
+        of_each = [LayerShare(name=str(place), forward=share, backward=share) for place, share in enumerate(_SHARES)]
+        table = step_table(Stated(0.01, 64), layers, [64])
+        times = MeasuredSteps((table.model_copy(update={"batches": [batch.model_copy(update={"layers": of_each})]}),))
+        platform = Platform(load_cluster("ethernet-10g"), times, jitter=0.03)
+        own = Planner(Predictor(Workload(layers, 64, 1, 64, in_all=True), platform), 4, model)
+        work = [each.work for each in facts_of(layers_of(model, "six"), torch.empty(2, 16, device="meta"))]
+    else:
+        own = planner(model="resnet50", batch=256)
+        cut = cut_of(Component(name="layers", options={"table": "resnet50"}))
+        assert cut is not None
+        work = cut.work
+
+    others = 0
+    for layout in own.layouts:
+        if layout.mesh.pipeline > 1:
+            stated, rule = (
+                registry.create(each.name, each.options, "virtual") for each in (own.stated(layout), layout.strategy)
+            )
+            assert isinstance(stated, PartsOfModel)
+            assert isinstance(rule, PartsOfModel)
+            sizes = stated.sizes_of(work)
+            stages = layout.mesh.pipeline
+            assert [sum(sizes[stage::stages]) for stage in range(stages)] == [
+                stage.layers for stage in own.stages(layout)
+            ]
+            others += list(sizes) != list(rule.sizes_of(work))
+    assert others, "the rule alone would have given a run other stages"
