@@ -36,7 +36,7 @@ from scalebench.calibration.engine_measurement import measure_engines
 from scalebench.calibration.quiet_rounds import Until, quiet_rounds
 from scalebench.calibration.steps_under_load import Budget, measure_steps
 from scalebench.cluster.engine_costs import EngineCosts, joined
-from scalebench.comm.engines.tasks import TASKS
+from scalebench.comm.engines.tasks import TASKS, with_typical_cost
 from scalebench.comm.launchers.choice import using
 from scalebench.data.batch_plan import BatchPlan
 from scalebench.data.dataset import Dataset, open_dataset
@@ -88,20 +88,28 @@ def machine_for(
     source = choose_source(request, folder, charged=charged, anew=anew)
     for text in notes_on(source, request):
         note(text)
-    return machine_of(_obtained(source, request, folder / CALIBRATION, note), request)
+    machine = machine_of(_obtained(source, request, folder / CALIBRATION, note), request)
+    for entry in machine.engines.entries:
+        if entry.stated:
+            note(f"a round of {entry.engine} is charged by the links, and {entry.source}")
+    return machine
 
 
 def machine_of(calibration: Calibration | None, request: Request) -> Machine:
     """Return what charges the runs of `request`: `calibration`, and steps that the study or its cluster states."""
+    engines = _completed(EngineCosts() if calibration is None else calibration.engines, request)
     if calibration is None:
-        return Machine(request.cluster, EngineCosts(), [_stated_steps(request)])
+        return Machine(request.cluster, engines, [_stated_steps(request)])
     if request.states_steps or not request.is_here:
-        return Machine(request.cluster, calibration.engines, [_stated_steps(request)], {}, calibration.reference_s)
-    return _charging_by(calibration, request)
+        return Machine(request.cluster, engines, [_stated_steps(request)], {}, calibration.reference_s)
+    return Machine(request.cluster, engines, calibration.tables, calibration.operations, calibration.reference_s)
 
 
-def _charging_by(measured: Calibration, request: Request) -> Machine:
-    return Machine(request.cluster, measured.engines, measured.tables, measured.operations, measured.reference_s)
+def _completed(engines: EngineCosts, request: Request) -> EngineCosts:
+    """Return `engines` with the typical cost of tasks where these charge runs and were not measured."""
+    if engines.has(TASKS) or all(carrier(run) != TASKS for run in request.runs):
+        return engines
+    return with_typical_cost(engines, request.study.tasks.backend)
 
 
 def _stated_steps(request: Request) -> StepTable:
@@ -233,7 +241,7 @@ def _engines_of(request: Request, note: Note) -> EngineCosts:
         try:
             costs = joined([costs, request.placing.tasks()])
         except EngineError as error:
-            note(f"tasks are charged by the network model alone, as {error}")
+            note(f"rounds of tasks were not measured: {error}")
     if costs.disturbed and request.study.require_quiet:
         raise DisturbedError(
             f"{', '.join(sorted(costs.disturbed))} could not be measured: other programs took the cores in nearly "

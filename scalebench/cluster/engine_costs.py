@@ -52,8 +52,9 @@ class EngineCost(BaseModel):
     alone_s: NonNegativeFloat = Field(
         0.0, description="excess of its step over a plain step at one worker, without communication"
     )
+    stated: bool = Field(False, description="of few bytes, typical elsewhere: links are charged for what is sent")
     disturbed: bool = Field(False, description="other programs took the cores in nearly every window")
-    source: str = Field(min_length=3, description="method, place and versions of the measurement")
+    source: str = Field(min_length=3, description="method, place and versions of the measurement; or who states it")
 
     @field_validator("points")
     @classmethod
@@ -162,8 +163,12 @@ class EngineCosts(BaseModel):
         """Engines measured while other programs used the cores all the time."""
         return frozenset(entry.engine.partition("-")[0] for entry in self.entries if entry.disturbed)
 
+    def measured(self, engine: str) -> list[EngineCost]:
+        """Return the entries of an engine that were measured, which may be none."""
+        return [entry for entry in self.entries if entry.engine == engine and not entry.stated]
+
     def has(self, engine: str, nodes: int = 1) -> bool:
-        """Return True if the engine was measured on one node or, for `nodes` > 1, on several."""
+        """Return True if the cost of the engine is known on one node or, for `nodes` > 1, on several."""
         return bool(self._known(engine, nodes))
 
     def _known(self, engine: str, nodes: int) -> list[EngineCost]:

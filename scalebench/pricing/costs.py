@@ -7,8 +7,9 @@ ceil(lg p) times, and the excess of n bytes over that and over the links inside 
 ratio of transfers of each byte. Both factors are assumptions; the first may be 1 to p.
 
 An engine without ranks (tasks) sends the n bytes of each worker to its process and back through one command, which has
-p of them in hand one after the other: T = t_1(n) + (p - 1) (t_2(n) - t_1(n)), by the entries of 1 and 2 workers. All
-that is exchanged lies in the command then, and costs no more.
+p of them in hand one after the other: T = t_1(n) + (p - 1) (t_2(n) - t_1(n)), by the entries of 1 and 2 workers, and
+2 (a + n / B) for each worker on another node than the command's. A stated entry knows few bytes only, so that the links
+inside the command's node are charged, too. All that is exchanged lies in the command then, and costs no more.
 """
 
 from __future__ import annotations
@@ -103,8 +104,17 @@ class Costs:
         if operation.kind not in _AFTER_BLOCKS:
             return 0.0
         first = alone.seconds(operation.nbytes)
-        workers = 1 if operation.kind == Kind.ACCESS else len(operation.members)
-        return first + (workers - 1) * max(0.0, two.seconds(operation.nbytes) - first)
+        workers = operation.members[:1] if operation.kind == Kind.ACCESS else operation.members
+        by_engine = first + (len(workers) - 1) * max(0.0, two.seconds(operation.nbytes) - first)
+        ways = [self._way(operation.nbytes, worker, charges_near=alone.stated) for worker in workers]
+        return by_engine + 2 * sum(ways)
+
+    def _way(self, nbytes: float, worker: int, *, charges_near: bool) -> float:
+        """Return seconds of the link between a worker and the command, which is on the node of worker 0."""
+        if not self.network.same_node(0, worker):
+            return self.network.time(Operation(Kind.SEND, nbytes, (0, worker)))
+        near = self.network.cluster.links.intra
+        return near.latency_s + nbytes / near.bandwidth_bytes_per_s if charges_near else 0.0
 
     def _message(self, operation: Operation) -> float:
         return self.network.time(operation)

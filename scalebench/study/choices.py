@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Final, Literal
+from typing import Final, Literal, get_args
 
 EngineName = Literal["mpi", "horovod", "gloo", "nccl", "tasks"]  # native engines; each is a file of comm/engines
+Backend = Literal["processes", "dask", "ray"]  # where tasks are computed
+BACKENDS: tuple[Backend, ...] = get_args(Backend)
 SCHEDULED: tuple[EngineName, ...] = ("gloo",)  # whose collectives wait for the system to wake their threads
 VIRTUAL = "virtual"  # engine of executions whose time is a price
 LauncherName = Literal["auto", "local", "mpirun", "srun", "torchrun", "horovodrun"]  # all but auto: comm/launchers

@@ -20,7 +20,7 @@ from pydantic import (
 )
 
 from scalebench.errors import nearest
-from scalebench.study.choices import BASELINES, VIRTUAL, EngineName, Execution, LauncherName
+from scalebench.study.choices import BASELINES, VIRTUAL, Backend, EngineName, Execution, LauncherName
 from scalebench.study.heterogeneity import VirtualOptions
 from scalebench.study.validation import Share, StrictModel, parse_workers
 
@@ -179,9 +179,7 @@ class Until(StrictModel):
 class TaskOptions(StrictModel):
     """Where the tasks of engine `tasks` are computed."""
 
-    backend: Literal["processes", "dask", "ray"] = Field(
-        "processes", description="processes of this node, dask.distributed, or Ray"
-    )
+    backend: Backend = Field("processes", description="processes of this node, dask.distributed, or Ray")
     scheduler: str | None = Field(
         None, description="address of a running scheduler, such as tcp://node1:8786; without one, it is started here"
     )

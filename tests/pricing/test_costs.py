@@ -8,6 +8,7 @@ from scalebench.cluster.cluster_file import load_cluster
 from scalebench.cluster.engine_costs import EngineCost, EngineCosts
 from scalebench.cluster.network import Network
 from scalebench.cluster.operation import busiest
+from scalebench.comm.engines.tasks import with_typical_cost
 from scalebench.pricing.costs import Costs
 from scalebench.pricing.devices import Stated
 from scalebench.pricing.platform import Platform
@@ -64,8 +65,33 @@ def tasks(alone_s, two_s):
 def test_blocks_of_tasks_pass_through_the_command_one_after_the_other():
     prices = tasks(5e-3, 7e-3)
     assert prices.time(allreduce(MIB, (0, 1))) == pytest.approx(7e-3)
-    assert prices.time(allreduce(MIB, range(6))) == pytest.approx(5e-3 + 5 * 2e-3)
+    assert prices.time(allreduce(MIB, range(4))) == pytest.approx(5e-3 + 3 * 2e-3)
     assert prices.time(exclusive(MIB, 3, 0)) == pytest.approx(5e-3), "a merge waits for its own block alone"
+
+
+def test_blocks_of_workers_on_other_nodes_travel_to_them_and_back():
+    prices = tasks(5e-3, 7e-3)
+    there = prices.network.time(message(MIB, 0, 4))
+    assert prices.time(allreduce(MIB, range(6))) == pytest.approx(5e-3 + 5 * 2e-3 + 2 * 2 * there)
+    assert prices.time(exclusive(MIB, 5, 0)) == pytest.approx(5e-3 + 2 * there)
+
+
+@pytest.mark.parametrize(("backend", "seconds"), [("processes", 1.6e-3), ("ray", 3.2e-3), ("dask", 35e-3)])
+def test_typical_cost_of_tasks_counts_once_in_a_round_beside_all_links(backend, seconds):
+    network = Network(load_cluster("juwels-booster"), 4)
+    prices = Costs(network, with_typical_cost(EngineCosts(), backend), "tasks")
+    near, there = network.time(message(MIB, 0, 1)), network.time(message(MIB, 0, 4))
+    assert prices.time(allreduce(MIB, range(6))) == pytest.approx(seconds + 2 * (4 * near + 2 * there))
+    assert prices.time(exclusive(MIB, 0, 0)) == pytest.approx(seconds + 2 * near)
+    assert prices.time(barrier((0, 1))) == 0
+
+
+def test_typical_cost_takes_the_place_of_measured_ones():
+    measured = tasks(5e-3, 7e-3).engines
+    (entry,) = with_typical_cost(measured, "dask").entries
+    assert (entry.stated, entry.alpha_s) == (True, 35e-3)
+    assert measured.measured("tasks") == measured.entries
+    assert with_typical_cost(measured, "dask").measured("tasks") == []
 
 
 def test_what_lies_in_the_command_of_tasks_costs_no_more():

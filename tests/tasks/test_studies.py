@@ -64,6 +64,24 @@ def test_virtual_runs_are_charged_by_measured_rounds_of_tasks(place):
     assert runs.loc[("epoch_average", 2), "comm_s"] > 2 * rounds[0].alpha_s, "a round in each of two epochs"
 
 
+def test_stated_clusters_are_charged_the_typical_cost_of_the_backend(place, capsys):
+    """`epoch_average` waits for a round of tasks behind each of two epochs, whose links take microseconds."""
+    words = ["--execution", "virtual", "--set", "virtual.engine=tasks", "--set", "tasks.backend=ray"]
+    words += ["--cluster", "juwels-booster", "--device-step-time", "0.001", "--verbose"]
+    assert scalebench("run", "study.yaml", *words) == 0
+    runs = load(place / "results" / "by-tasks").runs.set_index(["strategy", "workers"])
+    assert runs.loc[("epoch_average", 2), "comm_s"] == pytest.approx(2 * 3.2e-3, rel=0.02)
+    assert runs.loc[("epoch_async", 1), "comm_s"] == pytest.approx(2 * 3.2e-3, rel=0.02)
+    assert runs.loc[("serial", 1), "comm_s"] == 0
+    assert "typical of ray: 3.2 ms for a task behind another" in capsys.readouterr().err
+
+
+def test_strategy_that_tasks_cannot_carry_is_charged_as_on_its_own_engine(place):
+    words = {"virtual": {"engine": "tasks"}, "strategies": ["allreduce"], "execution": "virtual"}
+    notes = plan_study(Study.model_validate(yaml.safe_load(STUDY) | words)).sweep.notes
+    assert "allreduce: charged as on mpi, for tasks has no batches" in notes
+
+
 @pytest.mark.parametrize(
     ("words", "said"),
     [
