@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 
 _OUTPUTS = 1000  # of an own model, as its layers are counted
 _WHOLE = {"samples": None, "epochs": 1, "epoch_overhead": 0.0}  # one step is planned
+_CARRIED = {"engine": "auto", "backend": None}  # each layout by the engine that it prefers
 _PANELS = {  # of `--help`
     "What is trained": ("--batch", "--dtype", "--optimizer", "--layers", "--input"),
     "Where": (
@@ -56,7 +57,7 @@ def plan(model: str | None, devices: int, batch: int, study: Path | None, form: 
     from scalebench.predictions.planned import Planned
     from scalebench.pricing.layouts import Planner
 
-    predictor = predictor_of(model, flags | {"batch": None, "batch_global": batch} | _WHOLE)
+    predictor = predictor_of(model, flags | {"batch": None, "batch_global": batch} | _WHOLE | _CARRIED)
     planner = Planner(predictor, devices, _module(model or "", predictor))
     found = Planned(planner, planner.plan())
     show_tables(form, *found.answer(), *found.tables())

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, get_args
 
 import rich_click as click
 
 from scalebench.cli.options import DTYPE, Number, all_of
 from scalebench.errors import ClusterError, UsageError
+from scalebench.study.choices import BACKENDS, Backend, EngineName
 from scalebench.study.load import written_component
 from scalebench.study.spec import Component
 
@@ -17,6 +19,7 @@ if TYPE_CHECKING:
     from scalebench.calibration.calibration_file import Calibration
     from scalebench.cluster.cluster_file import Cluster
     from scalebench.cluster.device import Device
+    from scalebench.cluster.engine_costs import EngineCosts
     from scalebench.pricing.devices import Roofline, TimeModel
     from scalebench.pricing.platform import Platform
     from scalebench.pricing.prediction import Predictor, Workload
@@ -92,6 +95,17 @@ _TRAINING = (
         "--batch", type=_COUNT, metavar="N", help="Samples of a worker's batch.  [default: 64, or the largest measured]"
     ),
     click.option("--batch-global", type=_COUNT, metavar="N", help="Samples of a step of all workers, in its place."),
+    click.option(
+        "--engine",
+        type=click.Choice(["auto", *get_args(EngineName)]),
+        default="auto",
+        help="That carries all strategies, as virtual.engine of a study.  [default: the one that each prefers]",
+    ),
+    click.option(
+        "--backend",
+        type=click.Choice(BACKENDS),
+        help="Of --engine tasks: its typical cost.  [default: as calibrated, or processes]",
+    ),
     click.option("--samples", type=_COUNT, help="Training samples.  [default: ImageNet's, or the measured data's]"),
     click.option("--epochs", type=_COUNT, default=90, show_default=True, help="Epochs."),
 )
@@ -167,7 +181,6 @@ def _workload(model: str, flags: dict[str, Any], measured: Calibration | None) -
 def _platform(workload: Workload, flags: dict[str, Any], measured: Calibration | None) -> Platform:
     from scalebench.calibration.calibration_file import require_measured_cluster
     from scalebench.cluster.cluster_file import load_cluster
-    from scalebench.cluster.engine_costs import EngineCosts
     from scalebench.cluster.network import Network
     from scalebench.pricing.devices import Scaled
     from scalebench.pricing.platform import Platform, faster
@@ -187,7 +200,8 @@ def _platform(workload: Workload, flags: dict[str, Any], measured: Calibration |
     return Platform(
         cluster,
         device,
-        measured.engines if measured else EngineCosts(),
+        _engines(flags["engine"], flags["backend"], measured),
+        flags["engine"],
         operations,
         collective=flags["collective"],
         input_s=1 / flags["input_rate"] if flags["input_rate"] else 0.0,
@@ -197,6 +211,20 @@ def _platform(workload: Workload, flags: dict[str, Any], measured: Calibration |
         jitter_source=jitter_source,
         stated_gib=flags["memory"],
     )
+
+
+def _engines(engine: str, backend: Backend | None, measured: Calibration | None) -> EngineCosts:
+    """Return what the calibration measured of engines, with the typical cost of tasks where it has none of these."""
+    from scalebench.cluster.engine_costs import EngineCosts
+    from scalebench.comm.engines.tasks import TASKS, with_typical_cost
+
+    found = measured.engines if measured else EngineCosts()
+    if engine == TASKS:
+        is_measured = backend is None and found.has(TASKS)
+        return found if is_measured else with_typical_cost(found, backend or BACKENDS[0])
+    if backend is not None:
+        raise UsageError(f"--backend: says where --engine {TASKS} computes; add that, or leave --backend out")
+    return found
 
 
 def _jitter(
@@ -267,10 +295,16 @@ def _roofline(device: str | Device, workload: Workload) -> Roofline:
     return Roofline(found, workload.products or workload.dtype, states, stored=workload.dtype)
 
 
-def parse_strategy(text: str) -> Component:
-    """Return the strategy written as for `run --strategy`."""
+def strategies_on(engine: str, texts: Sequence[str]) -> list[Component]:
+    """Return the strategies written as for `run --strategy`, all of which `engine` can carry."""
+    from scalebench.launch.engine_choice import check_provided
     from scalebench.strategies import registry
 
-    component = Component.model_validate(written_component(text.strip(), "--strategy"))
-    registry.create(component.name, component.options, "virtual")
-    return component
+    found = []
+    for text in texts:
+        component = Component.model_validate(written_component(text.strip(), "--strategy"))
+        registry.create(component.name, component.options, "virtual")
+        if engine != "auto":
+            check_provided(registry.create(component.name, component.options, engine), engine)
+        found.append(component)
+    return found

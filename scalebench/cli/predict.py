@@ -21,7 +21,7 @@ from scalebench.cli.options import (
     parsed_by,
     verbosity_options,
 )
-from scalebench.cli.platform_options import POSITIVE, parse_strategy, platform_options, predictor_of
+from scalebench.cli.platform_options import POSITIVE, platform_options, predictor_of, strategies_on
 from scalebench.cli.what_if import VARY_WORKERS, show, varied_training, vary_option
 from scalebench.errors import UsageError
 
@@ -37,7 +37,7 @@ _PANELS = {  # of `--help`
     ),
     "Where": (
         *("--cluster", "--device", "--step-time", "--step-batch", "--calibration", "--roofline", "--measured-on"),
-        *("--jitter", "--collective", "--input-rate", "--epoch-overhead", "--memory"),
+        *("--jitter", "--engine", "--backend", "--collective", "--input-rate", "--epoch-overhead", "--memory"),
     ),
     "What is asked": ("--workers", "--vary", "--budget", "--price", "--epochs-to-target"),
     "Output": ("--format", "--figure", "--csv", "--quiet", "--verbose", "--help"),
@@ -138,7 +138,7 @@ def predicted(
     from scalebench.predictions.targets import targets_of
     from scalebench.pricing.grid import predict as predict_grid
 
-    chosen = [parse_strategy(text) for text in strategies or STRATEGIES]
+    chosen = strategies_on(flags["engine"], strategies or STRATEGIES)
     predictor = predictor_of(model, flags)
     grid = predict_grid(predictor, chosen, workers)
     if epochs_to_target is None:

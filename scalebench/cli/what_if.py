@@ -14,7 +14,7 @@ import rich_click as click
 
 from scalebench.cli.formats import show_tables, write_rows
 from scalebench.cli.options import NEW_FILE, NEW_PICTURE, STRATEGY, verbosity_options
-from scalebench.cli.platform_options import parse_strategy, platform_options, predictor_of
+from scalebench.cli.platform_options import platform_options, predictor_of, strategies_on
 from scalebench.errors import UsageError
 
 if TYPE_CHECKING:
@@ -70,7 +70,7 @@ def varied_training(
     if not 1 <= len(varied) <= 2:
         raise UsageError(f"--vary: one axis or two, got {len(varied)}")
     axes = [Axis.parse(text) for text in varied]
-    chosen = [parse_strategy(text) for text in strategies]
+    chosen = strategies_on(flags["engine"], strategies)
     predictor = predictor_of(model, flags)
     planes = [price_cells(predictor, strategy, workers, axes) for strategy in chosen]
     return Variation(predictor, chosen, planes, workers)

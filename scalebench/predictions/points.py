@@ -17,6 +17,7 @@ from scalebench.tables.table import COUNT, MEMORY, NUMBER, SHARE, TIME_ALONE, Co
 if TYPE_CHECKING:
     from scalebench.pricing.grid import Grid, Point
     from scalebench.pricing.prediction import Predictor
+    from scalebench.study.spec import Component
 
     _Row = tuple[Point, Target | None]  # a point, and the epochs to a target where these are given
 
@@ -54,7 +55,7 @@ class Predicted:
         if platform.jitter and max(point.workers for point in points) > 1:
             out = "; --jitter 0 leaves it out" if platform.jitter_source != "--jitter" else ""
             said.append(f"  Jitter of a step: {100 * platform.jitter:.2g} % ({platform.jitter_source}{out}).")
-        return said
+        return [*said, *engine_asked_for(predictor, choice.point.strategy)]
 
     def table(self) -> Table:
         """Return the table of the points."""
@@ -141,6 +142,12 @@ class Predicted:
         return [_row(self.predictor, point, price, self.to_target.get(n)) for n, point in enumerate(self.grid.points)]
 
 
+def engine_asked_for(predictor: Predictor, strategy: Component) -> list[str]:
+    """Return the engine that carries all strategies, where one was asked for, and where its costs are from."""
+    engine = predictor.platform.engine
+    return [] if engine == "auto" else [f"  Engine: {engine} ({predictor.engine_source(strategy)})."]
+
+
 def _bubble(point: Point) -> float:
     return point.bubble_s if point.mesh.pipeline > 1 else math.nan
 
@@ -213,6 +220,8 @@ def _row(predictor: Predictor, point: Point, price: float | None, target: Target
         "dtype": workload.precision,
         "strategy": point.strategy.name,
         "strategy_options": str(point.strategy),
+        "engine": predictor.engine(point.strategy),
+        "engine_source": predictor.engine_source(point.strategy),
         "workers": point.workers,
         "nodes": point.nodes,
         "batch_policy": "global" if workload.in_all else "per_worker",

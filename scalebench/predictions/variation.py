@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from scalebench.formatting import percent
 from scalebench.measured import Measured
+from scalebench.predictions.points import engine_asked_for
 from scalebench.pricing.decision import (
     CLEARLY,
     SPAN,
@@ -52,8 +53,10 @@ class Variation:
         if len(planes[0].axes) == 1 and not along_workers and len(planes[0].axes[0].values) <= _NAMED:
             decision = _decision(self.predictor, chosen, planes, workers, price)
             caveat = epochs_taken_as_equal(chosen) if len(chosen) > 1 else ""
-            return [decision, *(said if len(chosen) <= _COMPARED else []), *([f"  {caveat}."] if caveat else [])]
-        return [*said, *([place + _preferred(chosen, planes)] if len(chosen) > 1 else [])]
+            said = [decision, *(said if len(chosen) <= _COMPARED else []), *([f"  {caveat}."] if caveat else [])]
+        elif len(chosen) > 1:
+            said.append(place + _preferred(chosen, planes))
+        return [*said, *engine_asked_for(self.predictor, chosen[0])]
 
     @property
     def is_priced_in_few_cells(self) -> bool:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import Protocol
+from typing import Literal, Protocol
 
 import numpy as np
 import torch
@@ -18,6 +18,8 @@ from scalebench.pricing.program import Compute
 from scalebench.pricing.schedule import Ints
 from scalebench.pricing.step_times import StepTable, StepTimes
 from scalebench.strategies import registry
+from scalebench.strategies.base import Strategy
+from scalebench.study.choices import EngineName
 from scalebench.study.heterogeneity import Jitter, jitter_source
 from scalebench.study.spec import Run
 from scalebench.system.clock import Task
@@ -156,10 +158,13 @@ class EqualWorkers:
 
 
 def carrier(run: Run) -> str:
-    """Return the engine whose measured costs a simulated run is charged for its communication."""
-    if run.virtual.engine != "auto":
-        return run.virtual.engine
-    return registry.create(run.strategy.name, run.strategy.options, "virtual").engines[0]
+    """Return the engine whose costs a simulated run is charged for its communication."""
+    return charged_as(registry.create(run.strategy.name, run.strategy.options, "virtual"), run.virtual.engine)
+
+
+def charged_as(strategy: Strategy, engine: EngineName | Literal["auto"]) -> str:
+    """Return the engine that is asked for, `auto`: the one that the strategy prefers."""
+    return strategy.engines[0] if engine == "auto" else engine
 
 
 def jitter_of(run: Run, table: StepTable, worker: int) -> Jitter:

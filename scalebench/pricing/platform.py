@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
+from typing import Literal
 
 from scalebench.cluster.cluster_file import Cluster
 from scalebench.cluster.engine_costs import EngineCosts
 from scalebench.pricing.devices import TimeModel
 from scalebench.pricing.machine import OperationTimes
+from scalebench.study.choices import EngineName
 
 # Component -> quantity that `changed` multiplies; twice that of a rate, or half of a time, is an improvement.
 RATES = ("compute", "memory bandwidth", "network bandwidth")
@@ -20,6 +22,7 @@ COMMUNICATION = ("network bandwidth", "network latency", "engine", "Horovod cycl
 class Platform:
     """Cluster, device and costs of a training.
 
+    `engine` carries all strategies, by `auto` each the one that it prefers; `engines` are the costs of those known.
     `input_s` seconds in which the input pipeline of a worker makes a sample, beside compute; `epoch_s` are fixed
     seconds of each epoch; `jitter` is the standard deviation of a step's compute relative to its mean, in the interval
     `jitter_range` where nobody stated it, as `jitter_source` says; `stated_gib` is the memory of a worker where it is
@@ -29,6 +32,7 @@ class Platform:
     cluster: Cluster
     device: TimeModel
     engines: EngineCosts = field(default_factory=EngineCosts)
+    engine: EngineName | Literal["auto"] = "auto"
     operations: OperationTimes = field(default_factory=dict)
     collective: str = "auto"
     input_s: float = 0.0

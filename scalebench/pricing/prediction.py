@@ -20,7 +20,7 @@ from scalebench.errors import DataError, StudyError
 from scalebench.models.layers import LayerTable
 from scalebench.models.registry import build_model
 from scalebench.models.zoo.layers import without_values
-from scalebench.pricing.charges import EqualWorkers, gradients
+from scalebench.pricing.charges import EqualWorkers, charged_as, gradients
 from scalebench.pricing.costs import Costs, GradientTensor, Prices
 from scalebench.pricing.devices import MeasuredSteps, TimeModel, gradients_of, step_table
 from scalebench.pricing.excerpt import EvenPlan, Excerpt, excerpt_of
@@ -240,7 +240,7 @@ class Predictor:
 
     def communication(self, component: Component) -> Costs:
         """Return the costs of communication by the engine of a strategy."""
-        return self._costs_on(self.platform, self.strategy(component).engines[0])
+        return self._costs_on(self.platform, self.engine(component))
 
     def step_seconds(self, workers: int, samples: float, pieces: int) -> tuple[float, float, float]:
         """Return the seconds of both passes of one of the pieces of a batch, and of an update of all parameters."""
@@ -259,6 +259,15 @@ class Predictor:
         if key not in self._strategies:
             self._strategies[key] = registry.create(component.name, component.options, "virtual")
         return self._strategies[key]
+
+    def engine(self, component: Component) -> str:
+        """Return the engine that carries a strategy on the platform."""
+        return charged_as(self.strategy(component), self.platform.engine)
+
+    def engine_source(self, component: Component) -> str:
+        """Return where the costs of a strategy's engine are from."""
+        own = (entry.source for entry in self.platform.engines.entries if entry.engine == self.engine(component))
+        return next(own, f"links of {self.platform.cluster.name} alone")
 
     # --- recordings ---------------------------------------------------------------------------------------------
 
@@ -365,8 +374,7 @@ class Predictor:
         self, component: Component, recorded: Recorded, cases: Sequence[Case], sizes: Sequence[float]
     ) -> EqualWorkers:
         """Return the prices of `cases` at batches of `sizes` samples a worker."""
-        engine = self.strategy(component).engines[0]
-        workers = recorded.workers
+        engine, workers = self.engine(component), recorded.workers
         overlapping = workers if recorded.schedule.overlaps else 0
         costs = [self._costs_on(case.platform, engine, overlapping) for case in cases]
         devices = [self._device(case.platform, workers) for case in cases]

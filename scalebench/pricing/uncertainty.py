@@ -72,8 +72,7 @@ def uncertainty_of(
     _, samples = predictor.batches(strategy, workers, batch)
     samples /= predictor.micro_batches(strategy, workers)
     step = platform.device.under(min(workers, platform.cluster.node.workers_per_node)).error(samples)
-    engine = predictor.strategy(strategy).engines[0]
-    entries = [entry for entry in platform.engines.entries if entry.engine == engine]
+    entries = platform.engines.measured(predictor.engine(strategy))
     if workers == 1:
         return Uncertainty(step, 1.0, 0.0, 0.0)
     if not entries:

@@ -39,12 +39,12 @@ def outside(predictor: Predictor, strategy: Component, workers: int, batch: int 
     if workers > (room := platform.cluster.nodes * node.workers_per_node):
         found.append(f"beyond the {room:,} workers of {platform.cluster.name}")
     found += platform.device.outside(predictor.workload.layers, samples, min(workers, node.workers_per_node))
-    measured = bool(platform.engines.entries) or isinstance(platform.device, MeasuredSteps)
+    measured = any(not entry.stated for entry in platform.engines.entries) or isinstance(platform.device, MeasuredSteps)
     besides = program.arithmetic(workers) is None
     if workers > 1 and measured and besides and str(strategy) not in platform.operations:
         found.append(f"what {strategy} computes beside steps was not measured")
     if workers > 1:
-        found += _of_engine(predictor, program.engines[0], workers)
+        found += _of_engine(predictor, predictor.engine(strategy), workers)
     if steps < _FEW_STEPS:
         found.append(f"fewer than {_FEW_STEPS} steps an epoch")
     if not program.deterministic:
@@ -57,7 +57,7 @@ def outside(predictor: Predictor, strategy: Component, workers: int, batch: int 
 def _of_engine(predictor: Predictor, engine: str, workers: int) -> list[str]:
     """Return what of the collectives among `workers` was not measured, if any was."""
     nodes = -(-workers // predictor.platform.cluster.node.workers_per_node)
-    own = [entry for entry in predictor.platform.engines.entries if entry.engine == engine]
+    own = predictor.platform.engines.measured(engine)
     if not own:
         return []
     most_nodes = max(entry.nodes for entry in own)

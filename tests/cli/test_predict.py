@@ -8,6 +8,7 @@ import pytest
 import yaml
 from click.testing import CliRunner
 
+from scalebench.analysis.loading import load
 from scalebench.cli.main import main
 from scalebench.errors import UsageError
 from tests.analysis.conftest import study  # noqa: F401
@@ -326,6 +327,12 @@ def test_hours_are_those_of_the_device(tmp_path):
         (["--step-time", "0.1", "--input-rate", "0"], "--input-rate"),
         (["--step-time", "0.1", "--collective", "rign"], "ring"),
         (["--device", "a100-40g"], "a100-40gb"),
+        (
+            ["--step-time", "0.1", "--engine", "tasks"],
+            "strategy allreduce cannot run on engine tasks, which has no bat",
+        ),
+        (["--step-time", "0.1", "--engine", "mpi", "--strategy", "horovod"], "use --engine horovod, or leave --engine"),
+        (["--step-time", "0.1", "--backend", "dask"], "--backend: says where --engine tasks computes"),
     ],
 )
 def test_bad_input_is_one_line(arguments, message):
@@ -335,6 +342,54 @@ def test_bad_input_is_one_line(arguments, message):
     assert message in said
     assert "\n" not in said
     assert caught.value.exit_code == 2
+
+
+def study_rows(folder, engine: str, backend: str) -> dict[tuple[str, int], float]:
+    """Training times of a modelled study whose virtual runs are charged as on `engine`."""
+    written = {
+        "name": "priced",
+        "dataset": {"synthetic": {"n_train": 4096, "n_test": 16}},
+        "model": {"layers": {"table": "resnet50"}},
+        "workers": [1, 8],
+        "strategies": ["epoch_average", "epoch_async"],
+        "epochs": 6,
+        "repetitions": 1,
+        "batch_per_worker": 16,
+        "execution": "modelled",
+        "cluster": "juwels-booster",
+        "device_step_time": 0.01,
+        "virtual": {"engine": engine, "jitter": "none"},
+        "tasks": {"backend": backend},
+    }
+    (folder / "study.yaml").write_text(yaml.safe_dump(written))
+    words = ["run", str(folder / "study.yaml"), "--output", str(folder)]
+    assert CliRunner().invoke(main, words, standalone_mode=False).exception is None
+    runs = load(folder / "priced").runs
+    return {(row.strategy, row.workers): row.train_s for row in runs.itertuples()}
+
+
+@pytest.mark.parametrize(("engine", "backend"), [("tasks", "processes"), ("tasks", "dask"), ("mpi", "")])
+def test_engine_charges_as_in_the_modelled_rows_of_a_study(tmp_path, engine, backend):
+    table = tmp_path / "points.csv"
+    said = invoke(
+        "--step-time", "0.01", "--step-batch", "16", "--batch", "16", "--samples", "4096", "--epochs", "6",
+        "--workers", "1,8", "--strategy", "epoch_average", "--strategy", "epoch_async", "--jitter", "0",
+        "--engine", engine, *(["--backend", backend] if backend else []), "--csv", str(table),
+    ).output  # fmt: skip
+    source = f"typical of {backend}" if backend else "links of juwels-booster alone"
+    assert f"Engine: {engine} ({source}" in said
+    with table.open() as file:
+        rows = list(csv.DictReader(file))
+    assert {row["engine"] for row in rows} == {engine}
+    assert all(row["engine_source"].startswith(source) for row in rows)
+    found = {(row["strategy"], int(row["workers"])): float(row["train_s"]) for row in rows}
+    assert found == pytest.approx(study_rows(tmp_path, engine, backend or "processes"), rel=1e-9)
+
+
+def test_backend_of_tasks_tells_in_the_answer_of_varied_numbers():
+    words = ("--step-time", "0.1", "--strategy", "epoch_average", "--vary", "network-bandwidth=100,200")
+    assert "Engine: tasks (typical of ray: 3.2 ms" in invoke(*words, "--engine", "tasks", "--backend", "ray").output
+    assert "Engine:" not in invoke(*words).output
 
 
 def test_a_device_has_no_price_for_the_steps_of_muon():

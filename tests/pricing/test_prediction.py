@@ -105,25 +105,41 @@ def test_queue_is_near_the_event_engine(make_run, blobs, strategy, step_s):
     assert found.time[0] == pytest.approx(took, rel=rel)
 
 
-@pytest.mark.parametrize("strategy", [name for name in LOCK_STEP if name not in ("gossip", "noloco", "horovod")])
-def test_prediction_by_a_calibration_is_the_virtual_time_of_that_study(make_run, blobs, machine, tmp_path, strategy):
+def rounds_of_tasks() -> list[EngineCost]:
+    points = {1: [(0, 1e-3), (4096, 2e-3)], 2: [(0, 2e-3), (4096, 5e-3)]}
+    return [EngineCost(engine="tasks", ranks=n, alpha_s=1e-3, points=own, source="test") for n, own in points.items()]
+
+
+@pytest.mark.parametrize(
+    ("strategy", "engine"),
+    [
+        *((name, "auto") for name in LOCK_STEP if name not in ("gossip", "noloco", "horovod")),
+        ("epoch_average", "tasks"),
+        ("epoch_average", "gloo"),
+        ("diloco", "nccl"),
+    ],
+)
+def test_prediction_by_a_calibration_is_the_virtual_time_of_that_study(
+    make_run, blobs, machine, tmp_path, strategy, engine
+):
     """One file charges both: steps, shuffles, engines and operations of the strategy, without jitter."""
     operation = OperationTime(seconds=2e-4, per_member_s=1e-5)
-    run = make_run(strategy, 4, epochs=12, batch_per_worker=8, virtual={"jitter": "none"})
+    run = make_run(strategy, 4, epochs=12, batch_per_worker=8, virtual={"jitter": "none", "engine": engine})
     schedule = record(run, registry.create(strategy, {}, "virtual"), EvenPlan(4, 3, 8), _meta(run, blobs), 2)[0]
     names = {event.name for event in schedule.events if event.kind in ("other", "merge")}
     trained = Trained(model=run.model, optimizer=run.optimizer, dataset="blobs", samples=96, input_shape=(2,),
                       outputs=3, task="classification")  # fmt: skip
     tables = [table.model_copy(update={"shuffle_s_per_sample": 1e-6}) for table in machine.tables]
     Calibration(
-        key="test", trained=trained, tables=tables, engines=machine.engines,
+        key="test", trained=trained, tables=tables,
+        engines=EngineCosts(entries=[*machine.engines.entries, *rounds_of_tasks()]),
         operations={strategy: dict.fromkeys(names, operation)},
     ).save(tmp_path / "machine.json")  # fmt: skip
     read = read_calibration(tmp_path / "machine.json")
     charged = Machine(machine.cluster, read.engines, read.tables, read.operations)
     outcome = model_time(run.model_copy(update={"execution": "modelled"}), blobs, charged)
     assert outcome.status == "completed", outcome.error
-    platform = Platform(charged.cluster, MeasuredSteps(tuple(read.tables)), read.engines, read.operations)
+    platform = Platform(charged.cluster, MeasuredSteps(tuple(read.tables)), read.engines, engine, read.operations)
     layers = count_model(_meta(run, blobs), "mlp", (2,))
     own = Predictor(Workload(layers, 96, 12, 8, False, run.optimizer, run.dtype, read.trained), platform)
     found = own.times(Component(name=strategy), 4, [Case(platform, 8)])
