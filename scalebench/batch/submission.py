@@ -216,24 +216,24 @@ class Submitter:
     site: Site
     submission: Submission
 
-    def jobs(self, numbers: Sequence[int], *, array: bool = False, at_once: int = 0, retry: bool = False) -> list[Any]:
+    def jobs(self, numbers: Sequence[int], *, array: bool = False, at_once: int = 0) -> list[Any]:
         """Return (shards, job) of each job that these shards take; of an array, one for all of equal shape."""
         shards = [self.submission.shard(number) for number in numbers]
         groups: dict[tuple[int, ...], list[Shard]] = {}
         for shard in shards:
             key = (shard.nodes,) if array and not shard.is_simulated else (shard.nodes, shard.number)
             groups.setdefault(key, []).append(shard)
-        return [(group, self._job(group, at_once, retry)) for group in groups.values()]
+        return [(group, self._job(group, at_once)) for group in groups.values()]
 
-    def _job(self, shards: Sequence[Shard], at_once: int, retry: bool) -> BatchJob:
+    def _job(self, shards: Sequence[Shard], at_once: int) -> BatchJob:
         first = shards[0]
         several = len(shards) > 1
         number = "{number}" if several else str(first.number)
         name = shlex.quote(str(self.folder))
         made, slots = self.submission, self.submission.slots
         return BatchJob(
-            name=f"{self.folder.name}-{'array' if several else 'shard'}-{first.number}{'-retry' * retry}",
-            command=f"scalebench run {name} --shard {number}{' --retry' * retry}",
+            name=f"{self.folder.name}-{'array' if several else 'shard'}-{first.number}",
+            command=f"scalebench run {name} --shard {number}",
             folder=str(self.folder / JOBS),
             nodes=first.nodes,
             tasks_per_node=slots,

@@ -24,7 +24,7 @@ from scalebench.records.folder import STUDY
 @jobs_option
 @launcher_option
 @keep_going_option
-@click.option("--submit", "submits", is_flag=True, help="Submit a job for each shard with failed runs.")
+@click.option("--submit", "submits", is_flag=True, help="Submit them as jobs, with the runs that never began.")
 @table_options
 @verbosity_options
 def retry(
@@ -51,7 +51,7 @@ def retry(
 
         site, _ = site_for(Path())
         named = site.scheduler or read_submission(folder).scheduler
-        again(folder, scheduler_for(named), site, retry=True)
+        again(folder, scheduler_for(named), site)
         return 0
     if not (folder / STUDY).is_file():
         raise ResultsError(f"{folder} holds no study.yaml; expected the folder of a study, such as results/<study>")

@@ -11,6 +11,7 @@ import rich_click as click
 from scalebench.cli.options import FILE, PATH, STRATEGY, launcher_option, parsed_by, verbosity, verbosity_options
 from scalebench.cli.study_options import STUDY_OPTIONS, set_option, study_argument, study_options
 from scalebench.errors import UsageError
+from scalebench.formatting import counted
 
 if TYPE_CHECKING:
     from scalebench.batch.job import Scheduler
@@ -56,7 +57,6 @@ _KEYS = [
 @click.option("--scheduler", type=click.Choice(["slurm", "pbs", "lsf"]), help="Scheduler.  [default: the one here]")
 @click.option("--collect/--no-collect", default=True, help="Submit a job that collects the others.  [default: collect]")
 @click.option("--shard", "shards", type=int, multiple=True, help="Submit what is left of this shard again; repeatable.")
-@click.option("--retry", is_flag=True, help="Submit the shards with failed runs again, for these runs only.")
 @launcher_option
 @click.option("--dry-run", is_flag=True, help="Print the scripts, and submit nothing.")
 @verbosity_options
@@ -66,7 +66,6 @@ def submit(
     sets: tuple[str, ...],
     output: Path,
     shards: tuple[int, ...],
-    retry: bool,
     site_file: Path | None,
     scheduler: str | None,
     **flags: Any,
@@ -76,7 +75,8 @@ def submit(
     Each job runs its part of the study (a shard) with the engines that `scalebench run` has; a last one collects them.
     The scripts stay in RESULTS/jobs, where they can be edited and submitted by hand.
 
-    STUDY may be the folder of a submitted study: what is left of shards without a job is submitted again.
+    STUDY may be the folder of a submitted study: of shards without a job, the runs that failed or never began are
+    submitted again, as by `scalebench retry STUDY --submit`.
 
     Account, partition, modules and the like are read from site.yaml; `scalebench init --site` writes one.
     """
@@ -91,9 +91,10 @@ def submit(
         raise UsageError("--limit bounds the tasks of an array that run at the same time; add --array")
     dry_run, collects = flags.pop("dry_run"), flags.pop("collect")
     is_known = study is not None and study.is_dir() and is_submitted(study)
-    if (retry or shards) and not is_known:
-        flag = "--retry" if retry else "--shard"
-        raise UsageError(f"{flag}: expected the folder of a submitted study, as scalebench submit results/NAME {flag}")
+    if shards and not is_known:
+        raise UsageError(
+            "--shard: expected the folder of a submitted study, as scalebench submit results/NAME --shard 1"
+        )
     if study is not None and study.is_dir() and not is_known:
         raise UsageError(f"{study} holds no submitted study; expected a study file, or the folder of one")
     site, found = site_for(study.parent if study is not None and not is_known else Path(), site_file)
@@ -105,7 +106,7 @@ def submit(
         click.echo(f"note: facts of the site are those of {found}", err=True)
     if is_known:
         assert study is not None
-        again(study, chosen, site, numbers=shards, retry=retry, collects=collects, dry_run=dry_run)
+        again(study, chosen, site, numbers=shards, collects=collects, dry_run=dry_run)
         return
     wanted = load_study(study, {**flags, "strategies": list(strategies) or None}, list(sets))
     _submit_study(wanted, output, chosen, site, asked, dry_run=dry_run, collects=collects)
@@ -117,15 +118,14 @@ def again(
     site: Site,
     *,
     numbers: tuple[int, ...] = (),
-    retry: bool = False,
     collects: bool = True,
     dry_run: bool = False,
 ) -> None:
-    """Submit shards of the study in `folder` again: those named, those with failed runs, or all without a job."""
+    """Submit shards of the study in `folder` again: those named, or all with runs left and no job."""
     from scalebench.batch.submission import submitting
 
     with nullcontext() if dry_run else submitting(folder, click.echo):
-        _submit_what_is_left(folder, scheduler, site, numbers, retry=retry, collects=collects, dry_run=dry_run)
+        _submit_what_is_left(folder, scheduler, site, numbers, collects=collects, dry_run=dry_run)
 
 
 def _submit_what_is_left(
@@ -134,7 +134,6 @@ def _submit_what_is_left(
     site: Site,
     numbers: tuple[int, ...],
     *,
-    retry: bool,
     collects: bool,
     dry_run: bool,
 ) -> None:
@@ -150,12 +149,14 @@ def _submit_what_is_left(
         idle = [each for each in known if each.state in ("failed", "stopped", "not submitted")]
         if each := next((each for each in known if each.state == "unknown"), None):
             raise UsageError(f"{each.shard}: {each.why}; name what to submit again with --shard {each.shard.number}")
-        chosen = [each.shard.number for each in idle if not retry or each.failed]
-    if not chosen:
-        click.echo(f"nothing to submit of {folder}/: {'no run failed' if retry else 'every shard is done or queued'}")
-        return
+        chosen = [each.shard.number for each in idle]
+        if not chosen:
+            click.echo(f"nothing to submit of {folder}/: every shard is done or queued")
+            return
+        failed, left = sum(each.failed for each in idle), sum(each.left for each in idle)
+        click.echo(f"again: {counted(failed, 'run')} that failed, {left} without a result")
     submitter = Submitter(folder, scheduler, site, submission)
-    jobs = submitter.jobs(chosen, retry=retry)
+    jobs = submitter.jobs(chosen)
     if dry_run:
         _show(submitter, [job for _, job in jobs], collects)
         return

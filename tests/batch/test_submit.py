@@ -121,21 +121,27 @@ def test_tasks_of_an_array_have_states_of_their_own(clients, place, capsys):
     }  # fmt: skip
 
 
-def test_failed_runs_alone_are_submitted_again(clients, place, capsys):
+@pytest.mark.parametrize("words", [("retry", "results/mine", "--submit"), ("submit", "results/mine")])
+def test_what_failed_and_what_never_began_is_submitted_again(clients, place, capsys, words):
     submitted()
-    make(1, status="failed")
-    make(2, count=1)
+    make(1, status="failed", count=1)
     assert scalebench("status", "results/mine") == 0
     printed = capsys.readouterr().out
     assert "failed: rank 1 was ended by signal 9" in printed
     assert "scalebench submit results/mine" in printed
-    assert scalebench("retry", "results/mine", "--submit") == 0
-    *_, last, collection = read_submission(RESULTS).jobs
-    assert (last.shards, collection.shards) == ([1], [])
-    assert "run results/mine --shard 1 --retry" in (RESULTS / "jobs" / "shard-1-retry.sh").read_text()
+    assert scalebench(*words) == 0
+    said = capsys.readouterr().out
+    assert "again: 1 run that failed, 7 without a result\n" in said
+    assert [job.shards for job in read_submission(RESULTS).jobs[-3:]] == [[1], [2], []]
+    make(2)
     clients.answer("14|PENDING|N/A|Resources")
-    assert scalebench("submit", "results/mine") == 0
-    assert [job.shards for job in read_submission(RESULTS).jobs[-2:]] == [[2], []], "what is left, too"
+    assert scalebench(*words) == 0
+    assert "every shard is done or queued" in capsys.readouterr().out
+    clients.answer()
+    make(1, count=1)
+    assert scalebench(*words) == 0
+    assert "again: 0 runs that failed, 1 without a result\n" in capsys.readouterr().out
+    assert [job.shards for job in read_submission(RESULTS).jobs[-2:]] == [[1], []], "of shard 2 nothing is left"
 
 
 def test_shards_in_the_queue_are_not_submitted_again_and_edited_scripts_are_kept(clients, place, capsys):
@@ -175,7 +181,8 @@ def test_a_refused_job_is_one_line_and_those_before_it_are_known(clients, place,
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (("submit", "results/none", "--retry"), "--retry: expected the folder of a submitted study"),
+        (("submit", "results/none", "--shard", "1"), "--shard: expected the folder of a submitted study"),
+        (("retry", "results/none", "--submit"), "holds no submitted study"),
         (("submit", "."), "holds no submitted study"),
         (("submit", "study.yaml", "--limit", "2"), "--limit bounds the tasks of an array"),
         (("submit", "study.yaml", "--time", "soon"), "expected a time such as 02:30:00"),

@@ -17,15 +17,20 @@ from tests.hosts.studies import SCALEBENCH, study
 PAGE = Path(__file__).parents[2] / "docs" / "login-node.md"
 COMMANDS = re.compile(r"(<!-- not run[^>]*-->\n)?```sh\n(.*?)```", re.DOTALL)
 ONE_EACH = ["--tasks-per-node", "1", "--time", "00:10:00"]  # a worker on each node
-HELD = """
+WATCHED = """
 import time
 from pathlib import Path
 import torch
 
 class Model(torch.nn.Linear):
+    batches = 0
+
     def forward(self, x):
         if self.training and Path(__file__).with_name("hold").exists():
             time.sleep(0.1)
+        self.batches += self.training
+        if self.batches > 20 and Path(__file__).with_name("broken").exists():  # the command tries a few
+            raise RuntimeError("broken")
         return super().forward(x)
 
 def build(input_shape, outputs):
@@ -131,6 +136,24 @@ def test_an_array_cancelled_in_the_middle_ends_with_the_rows_of_an_undisturbed_s
 
 
 @pytest.mark.thorough
+def test_jobs_that_were_cancelled_in_the_queue_are_submitted_by_a_retry(cluster, site, tmp_path):
+    """One run failed, two never began."""
+    (tmp_path / "model.py").write_text(WATCHED)
+    results = write_study(tmp_path, "queued", "allreduce", model="model.py:build", epochs=40)
+    site(SCALEBENCH, "submit", "study.yaml", *ONE_EACH, "--no-collect")
+    (tmp_path / "broken").touch()
+    three, two, one = (int(job["job"]) for job in jobs_of(results))
+    cluster.hosts.login.call(["scancel", str(two), str(one)], env=cluster.environment)
+    cluster.wait(three)
+    assert [row["status"] for row in rows(results / "shards" / "1" / "queued")] == ["failed"], output_of(results)
+    (tmp_path / "broken").unlink()
+    assert "again: 1 run that failed, 2 without a result" in site(SCALEBENCH, "retry", str(results), "--submit")
+    assert cluster.wait(int(jobs_of(results)[-1]["job"])) == "COMPLETED", output_of(results)
+    made = [row for row in rows(results) if row["status"] == "completed"]
+    assert Counter(row["workers"] for row in made) == {"1": 1, "2": 1, "3": 1}
+
+
+@pytest.mark.thorough
 def test_a_job_that_nears_its_limit_goes_back_into_the_queue_with_what_is_left(cluster, site, tmp_path):
     """Slurm warns it at once, as the limit is nearer than the margin; the test has it start again at once."""
     results = write_study(tmp_path, "warned", "allreduce", repetitions=6, epochs=60)
@@ -156,7 +179,7 @@ def test_a_job_that_nears_its_limit_goes_back_into_the_queue_with_what_is_left(c
 @pytest.mark.thorough
 def test_a_job_that_slurm_ends_at_its_limit_is_submitted_again(cluster, site, tmp_path):
     """The run under way does not end before the limit, as its steps take time while the file `hold` is there."""
-    (tmp_path / "model.py").write_text(HELD)
+    (tmp_path / "model.py").write_text(WATCHED)
     values = {"name": "ended", "repetitions": 2, "epochs": 300, "model": "model.py:build"}
     (tmp_path / "study.yaml").write_text(study(1, "allreduce", **values))
     results = tmp_path / "results" / "ended"
@@ -197,9 +220,8 @@ def test_a_full_disk_of_all_nodes_ends_a_job_and_room_lets_it_go_on(cluster, sit
     assert cluster.wait(int(first["job"])) == "FAILED", output_of(results)
     assert 0 < made_by_shard(results, 1) < 4
     (disk / "filler").unlink()
-    for words in (["retry", str(results), "--submit"], ["submit", str(results)]):  # what failed; what is left
-        there(*words)
-        cluster.wait(int(jobs_of(results)[-1]["job"]))
+    there("retry", str(results), "--submit")  # what failed, and what never began
+    cluster.wait(int(jobs_of(results)[-1]["job"]))
     made = [row for row in rows(results) if row["status"] == "completed"]
     assert len({row["run_id"] for row in made}) == len(made) == 4, output_of(results)
     kept = Counter((row["run_id"], row["attempt"]) for row in rows(results, "epochs"))
