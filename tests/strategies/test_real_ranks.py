@@ -1,6 +1,7 @@
-"""The same class in one process and on real ranks ends with the same weights: parameter servers, options, Adasum.
+"""The same class in one process and on real ranks ends with the same weights.
 
-Float64. Sums in another order differ by some 1e-16 a step; what a wire of 16 bits rounds is rounded alike.
+Parameter servers, options, Adasum, and strategies of few bytes on Horovod. Float64: sums in another order differ by
+some 1e-16 a step; what a wire of 16 bits rounds is rounded alike.
 """
 
 from __future__ import annotations
@@ -45,6 +46,12 @@ CASES = {
         ("allreduce", {"compression": "fp16"}, 2, ROUNDED),
         ("horovod", {"accumulate": 3}, 2, EXACT),
         ("horovod", {"compression": "fp16"}, 2, 1e-3),  # Horovod divides the half-precision sum
+        ("streaming_diloco", {"steps": 4}, 4, EXACT),
+        ("streaming_diloco", {"steps": 4, "bits": 8}, 2, EXACT),
+        ("streaming_diloco", {"steps": 4, "bits": 4}, 2, EXACT),
+        ("sparse_loco", {"steps": 4, "keep": 0.2, "tile": 8}, 4, EXACT),
+        ("demo", {"k": 3, "tile": 4}, 2, EXACT),
+        ("sparta", {"share": 0.2}, 4, EXACT),
     ],
 }
 FURTHER_CASES = {
