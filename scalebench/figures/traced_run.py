@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 from matplotlib.patches import FancyBboxPatch, Patch
+from matplotlib.ticker import MaxNLocator
 
 from scalebench.errors import ResultsError, writing
 from scalebench.figures.drawing.canvas import Canvas
@@ -165,6 +166,7 @@ def draw_task_graph(
             ax.set_ylim(workers - 0.4, -0.6)
             ax.set_yticks(range(workers), [f"worker {rank}" for rank in range(workers)])
             ax.set_xlabel("tasks since training began")
+            ax.xaxis.set_major_locator(MaxNLocator(integer=True))
             ax.grid(visible=False)
             shown = {node.kind for node in nodes}
             canvas.legend([(Patch(facecolor=color), kind) for kind, color in _COLORS.items() if kind in shown])
