@@ -77,7 +77,7 @@ def _only_run(plan: StudyPlan) -> Run:
     if len(plan.sweep.runs) != 1:
         found = ", ".join(sorted({f"{run.strategy} at {run.workers} ({run.execution})" for run in plan.sweep.runs}))
         raise StudyError(
-            f"a timeline is of one run, the study has {len(plan.sweep.runs)}: {found}; "
+            f"a timeline, or a graph of tasks, is of one run, the study has {len(plan.sweep.runs)}: {found}; "
             "choose with --strategy, --workers and --execution"
         )
     return plan.sweep.runs[0]

@@ -114,7 +114,7 @@ def test_horovod_timeline_is_included(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        (["--workers", "2,4", "--strategy", "allreduce"], "a timeline is of one run, the study has 2"),
+        (["--workers", "2,4", "--strategy", "allreduce"], "a timeline, or a graph of tasks, is of one run, the study"),
         (["--workers", "2"], "a timeline is of one strategy; choose one of serial, allreduce, horovod"),
         (
             ["--workers", "4", "--strategy", "serial"],
