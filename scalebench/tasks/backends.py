@@ -10,6 +10,7 @@ import asyncio
 import itertools
 import os
 import platform
+import socket
 from collections import Counter
 from collections.abc import Callable
 from multiprocessing.connection import wait
@@ -25,6 +26,8 @@ from scalebench.tasks.process import DeadWorkerError, Ended, TaskProcess
 ANSWER_S = 10.0  # for a scheduler to answer
 _START_S = 60.0  # for its workers to start
 _TOPIC = "scalebench"  # of events on a dask scheduler
+# A client's first bytes, with an empty frame of settings; the bytes before a frame, and the kind of one with settings.
+_HTTP2_PREFACE, _HTTP2_HEAD, _HTTP2_SETTINGS = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n\0\0\0\4\0\0\0\0\0", 9, b"\4"
 _NUMBERS = itertools.count()  # of clients of this process
 
 
@@ -106,10 +109,7 @@ class Dask:
         except TimeoutError:
             found = len(self._client.scheduler_info(n_workers=-1)["workers"])
             self.close()
-            raise EngineError(
-                f"tasks.scheduler {options.scheduler}: {counted(found, 'dask worker')} there, and the largest run "
-                f"takes {workers}; start more, or use --workers 1..{max(1, found)}"
-            ) from None
+            raise _too_few(options, f"{counted(found, 'dask worker')}", found, workers) from None
 
     def submit(self, ticket: int, place: int, function: Callable[..., Any], *arguments: Any) -> None:
         name = f"{self._name}-{ticket}"
@@ -187,10 +187,21 @@ class Ray:
         self._ended: SimpleQueue[Ended] = SimpleQueue()
         os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # else a cluster of our own reports to its makers
         quiet = {"logging_level": "error", "log_to_driver": False}  # a dead worker is in its row
-        if options.scheduler:
+        if not options.scheduler:
+            ray.init(address="local", num_cpus=workers, include_dashboard=False, **quiet)  # beside any that runs here
+            return
+        _require_ray(options.scheduler)
+        try:
             ray.init(address=options.scheduler, **quiet)
-        else:
-            ray.init(num_cpus=workers, include_dashboard=False, **quiet)
+        except (OSError, RuntimeError, ray.exceptions.RayError) as error:  # no token, or another version of Ray
+            raise EngineError(
+                f"tasks.scheduler {options.scheduler}: Ray does not let this command in ({in_one_line(error)}); a "
+                "cluster that asks for a token takes it with RAY_AUTH_MODE=token"
+            ) from None
+        found = int(ray.cluster_resources().get("CPU", 0))
+        if found < workers:
+            self.close()
+            raise _too_few(options, f"a Ray of {counted(found, 'CPU')}", found, workers)
 
     def submit(self, ticket: int, place: int, function: Callable[..., Any], *arguments: Any) -> None:
         task = self._ray.remote(num_cpus=1, max_retries=0)(function)
@@ -211,6 +222,39 @@ class Ray:
 
     def close(self) -> None:
         self._ray.shutdown()
+
+
+def _require_ray(address: str) -> None:
+    """Refuse HOST:PORT, or ray://HOST:PORT, where no Ray answers; Ray alone waits for three minutes.
+
+    Its servers speak gRPC, hence HTTP/2, in which a server's first frame holds its settings (RFC 9113, 3.4).
+
+    Raises:
+        EngineError: names the address.
+    """
+    host, _, port = address.removeprefix("ray://").rpartition(":")
+    if not (host and port.isdecimal()):
+        return  # `auto`, and what only Ray knows how to read
+    try:
+        with socket.create_connection((host, int(port)), ANSWER_S) as server:
+            server.sendall(_HTTP2_PREFACE)
+            frame_type = server.recv(_HTTP2_HEAD, socket.MSG_WAITALL)[3:4]
+        why = "" if frame_type == _HTTP2_SETTINGS else "another program does"
+    except OSError as error:
+        why = in_one_line(error)
+    if why:
+        raise EngineError(
+            f"tasks.scheduler {address}: no Ray answers there within {ANSWER_S:.0f} s ({why}); start one with "
+            "`ray start --head`, or leave the address out for one of this node"
+        )
+
+
+def _too_few(options: TaskOptions, there: str, found: int, workers: int) -> EngineError:
+    """Return the refusal of a cluster that holds `found` workers at the same time, described by `there`."""
+    return EngineError(
+        f"tasks.scheduler {options.scheduler}: {there} there, and the largest run takes {workers}; start more, or use "
+        f"--workers 1..{max(1, found)}"
+    )
 
 
 def _pass_on(ended: SimpleQueue[Ended], ticket: int, future: Any, death: type[BaseException]) -> None:
