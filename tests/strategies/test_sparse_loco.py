@@ -10,7 +10,9 @@ from hypothesis import strategies as st
 
 from scalebench.strategies.few_bits import by_bins
 from scalebench.strategies.tiles import StrongestOfTiles, cosines, largest_divisor
+from tests.strategies.test_local_sgd import EXACT, STEPS, Replicas, arrays, intervals, trained
 
+__all__ = ["arrays", "trained"]  # fixtures
 ROUNDS = {"epochs": 4, "batch_per_worker": 12, "optimizer": {"sgd": {"momentum": 0.9}}}
 
 
@@ -30,6 +32,8 @@ def test_sending_everything_at_full_length_is_local_sgd(play):
 
 def two_bits(values):
     """Means of four bins that cover six standard deviations around the mean."""
+    if len(values) == 1:
+        return values.astype(np.float32)
     width = 6 * values.std(ddof=1) / 4
     codes = np.clip(np.round((values - values.mean()) / width + 2), 0, 3)
     return np.array([np.float32(values[codes == code].mean()) for code in codes])
@@ -72,15 +76,31 @@ def test_a_message_holds_the_strongest_entries_of_each_tile(bits):
     assert (back.is_meta, back.shape, back.dtype) == (True, flat.shape, flat.dtype)
 
 
-def test_what_is_not_sent_stays_for_the_next_round(play):
-    """Two intervals of one worker's own moves: the rest of the first is in the second, times b."""
-    options = {"steps": 1, "keep": 0.3, "bits": 32, "decay": 0.9, "tile": 4}
-    values = {"epochs": 1, "batch_per_worker": 24, "optimizer": "sgd"}
-    _, weights = play({"sparse_loco": options}, 2, **values)
-    start = weights["initial"].numpy()
-    _, whole = play({"local_sgd": {"steps": 1}}, 2, **values)
-    assert np.abs(weights["final"].numpy() - start).max() > 1e-3
-    assert not np.allclose(weights["final"].numpy(), whole["final"].numpy(), atol=1e-6)
+@pytest.mark.parametrize("bits", [32, 2])
+@pytest.mark.parametrize(("decay", "outer_lr"), [(0.9, 1.0), (1.0, 0.7), (0.0, 1.0)])
+def test_what_is_not_sent_stays_for_the_next_round(trained, arrays, bits, decay, outer_lr):
+    """All rounds in numpy: what each worker sends of its move and of what stayed, and the step along their mean."""
+    options = {"steps": 4, "keep": 0.3, "tile": 4, "bits": bits, "decay": decay, "outer_lr": outer_lr}
+    _, weights, _ = trained({"sparse_loco": options})
+    replicas = Replicas(arrays, weights["initial"])
+    anchor, unsent = replicas.w[0].copy(), np.zeros_like(replicas.w)
+    for t in range(STEPS):
+        replicas.step(t)
+        if t + 1 not in intervals(4):
+            continue
+        unsent = decay * unsent + anchor - replicas.w
+        messages = np.array([of_parameters(each, 4, 0.3, bits == 2) for each in unsent])
+        unsent -= messages
+        anchor = anchor - outer_lr * messages.mean(0)
+        replicas.w[:] = anchor
+    tolerance = EXACT if bits == 32 else {"atol": 1e-6, "rtol": 0}  # the table of a message is in float32
+    np.testing.assert_allclose(weights["final"].numpy(), anchor, **tolerance)
+
+
+def of_parameters(vector, side, keep, quantised):
+    """The message of a matrix of 2 x 3 numbers and a vector of 2, as the vector that it stands for."""
+    parts = vector[:6].reshape(2, 3), vector[6:].reshape(1, 2)
+    return np.concatenate([sent(each, side, keep, quantised).ravel() for each in parts])
 
 
 @given(st.integers(1, 40), st.sampled_from([2, 4, 8]), st.integers(0, 2**32 - 1))
