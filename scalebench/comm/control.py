@@ -21,8 +21,8 @@ class PendingBarrier(Protocol):
     def Test(self) -> bool: ...  # noqa: N802
 
 
-class Control(Protocol):
-    """A group of ranks, with the names that mpi4py gives to its operations on objects."""
+class ObjectGroup(Protocol):
+    """The ranks of a run, with the names that mpi4py gives to its operations on objects."""
 
     @property
     def rank(self) -> int: ...
@@ -32,6 +32,11 @@ class Control(Protocol):
     def gather(self, sendobj: Any) -> list[Any] | None: ...
     def allgather(self, sendobj: Any) -> list[Any]: ...
     def Barrier(self) -> None: ...  # noqa: N802
+
+
+class Control(ObjectGroup, Protocol):
+    """The ranks of a launch, of which some work on a run while the others wait."""
+
     def Ibarrier(self) -> PendingBarrier: ...  # noqa: N802
     def Split(self, color: int, key: int) -> Control: ...  # noqa: N802
     def Abort(self, errorcode: int) -> None: ...  # noqa: N802

@@ -23,7 +23,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from scalebench.comm.control import Control
+from scalebench.comm.control import ObjectGroup
 from scalebench.comm.native import NativeCommunicator, Pending
 from scalebench.comm.wire import concatenated, divide_
 from scalebench.errors import EngineError
@@ -205,7 +205,7 @@ def _environment(changes: Mapping[str, str]) -> Iterator[None]:
                 os.environ[name] = value
 
 
-def _find_route(ranks: Control, port: int) -> tuple[str, str]:
+def _find_route(ranks: ObjectGroup, port: int) -> tuple[str, str]:
     """The first of rank 0's addresses whose `port` answers this rank, and this host's interface that leads there.
 
     The interface is empty if the user named one; rank 0's is the one that rank 1 reached.

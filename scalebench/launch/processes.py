@@ -36,12 +36,14 @@ def launch_command(
     mpi: bool = True,
     settings: Iterable[str] = (),
     on: Allocation | None = None,
+    restarts: int | None = None,
 ) -> tuple[list[str], str]:
     """The command of the launcher that starts `ranks` processes, up to the program, and how it binds them.
 
     `alone`: all of them on one host, in the environment for that. Without `mpi`, they may be joined by none. Ranks on
     other hosts are given by name what they need of this process's environment, threads, and `settings`. `on`: hosts
-    with equally many slots each, which are filled (`Allocation.with_at_most`).
+    with equally many slots each, which are filled (`Allocation.with_at_most`). `restarts`: ranks that may die; the
+    launch is elastic, and without binding.
 
     Raises:
         EngineError: the launcher cannot start them.
@@ -52,7 +54,8 @@ def launch_command(
     if alone:
         hosts = replace(hosts, hosts=hosts.hosts[:1])
     widths = (threads + progress_threads, threads)
-    width = next((cores for cores in widths if bind and launcher.binds and hosts.can_bind(ranks, cores)), 0)
+    bind = bind and launcher.binds and restarts is None
+    width = next((cores for cores in widths if bind and hosts.can_bind(ranks, cores)), 0)
     binding = {0: "none", 1: "core"}.get(width, f"core:{width}")
     held = zip(hosts.hosts, hosts.ranks_on(ranks), strict=True)
     passed: set[str] = set()
@@ -66,6 +69,7 @@ def launch_command(
         beyond_slots=ranks > hosts.slots,
         per_host=None if on is None else on.hosts[0].slots,
         passed=tuple(sorted(passed)),
+        restarts=restarts,
     )
     return launcher.command(placement), binding
 

@@ -6,9 +6,11 @@ import json
 import os
 import re
 import signal
+import socket
 import subprocess
 import sys
 import time
+from itertools import pairwise
 from pathlib import Path
 from typing import get_args
 
@@ -17,6 +19,7 @@ import pytest
 from scalebench.cli.doctor import doctor
 from scalebench.comm import engines
 from scalebench.comm.launchers import choice, mpirun
+from scalebench.comm.launchers.base import Placement, ReportedEnd
 from scalebench.comm.launchers.choice import NAMES, chosen, named, using
 from scalebench.errors import EngineError
 from scalebench.launch.processes import environment, launch_command
@@ -187,3 +190,27 @@ def is_running(pid):
         return "Z" not in Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
     except OSError:
         return False
+
+
+def test_an_elastic_torchrun_names_every_rank_that_died():
+    said = (
+        "E1127 10:00:00 api.py:1] failed (exitcode: -9) local_rank: 1 (pid: 2) of binary: python\n"
+        "E1127 10:00:09 api.py:1] failed (exitcode: 1) local_rank: 0 (pid: 3) of binary: python\n"
+    )
+    assert list(named("torchrun").reported_ends(said)) == [ReportedEnd(1, 9), ReportedEnd(0)]
+    command = named("torchrun").command(Placement(("here", "here"), by_mpi=False, restarts=2))
+    assert "--max-restarts=2" in command
+
+
+def test_an_elastic_horovodrun_has_a_host_for_each_rank_and_names_those_that_died(monkeypatch):
+    monkeypatch.setattr("scalebench.comm.launchers.horovodrun.find", lambda: Path("horovodrun"))
+    command = named("horovodrun").command(Placement(("here",) * 3, by_mpi=False, restarts=1))
+    options = dict(pairwise(command))
+    counts = [options[name] for name in ("-np", "--min-np", "--max-np", "--reset-limit")]
+    assert counts == ["3", "2", "3", "1"]
+    found = subprocess.run(["sh", "-c", options["--host-discovery-script"]], capture_output=True, text=True, check=True)
+    hosts = [line.removesuffix(":1") for line in found.stdout.splitlines()]
+    assert len(set(hosts)) == 3
+    assert {socket.gethostbyname(host) for host in hosts} == {"127.0.0.1"}
+    said = "Process 2 exit with status code 137.\nProcess 0 exit with status code 1.\n"
+    assert list(named("horovodrun").reported_ends(said)) == [ReportedEnd(2, 9), ReportedEnd(0)]

@@ -16,7 +16,7 @@ from scalebench.comm.mpi_match import ADD_MPI
 from scalebench.errors import EngineError
 
 if TYPE_CHECKING:
-    from scalebench.comm.control import Control
+    from scalebench.comm.control import ObjectGroup
     from scalebench.comm.native import NativeCommunicator
     from scalebench.system.clock import WallClock
 
@@ -29,7 +29,7 @@ NO_TORCH = "torch is not installed; add it with: pip install torch"
 class Place:
     """The ranks that an engine joins; these are an MPI communicator where it needs an MPI."""
 
-    ranks: Control
+    ranks: ObjectGroup
     clock: WallClock
     one_node: bool  # which is this one
     for_good: bool = False  # what takes long to start stays up for the next run, which has to have the same ranks
@@ -49,6 +49,7 @@ class Engine(ABC):
     is_measured: ClassVar[bool] = False  # by calibration/probes/probe_NAME.py, for the cost of virtual runs
     moves_by: ClassVar[str] = ""  # engine that moves its bytes, and has its costs between nodes
     added_by: ClassVar[str] = ""  # command that builds it beside pip's packages
+    elastic_launcher: ClassVar[str] = ""  # starts ranks of which one may die without the run; empty: there is none
     timeline_variable: ClassVar[str] = ""  # names the file of a timeline that it writes itself
 
     def lacks(self, *, here: bool = True) -> str | None:

@@ -17,6 +17,7 @@ class Gloo(Engine):
 
     name = "gloo"
     provides = WITH_GROUPS | {Capability.PROCESS_GROUP}
+    elastic_launcher = "torchrun"
     progress_threads = 1
     is_measured = True
 

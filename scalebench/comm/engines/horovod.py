@@ -19,6 +19,7 @@ class Horovod(Engine):
 
     name = "horovod"
     provides = WITHOUT_GROUPS | {Capability.HOROVOD_OPTIMIZER}
+    elastic_launcher = "horovodrun"
     progress_threads = 1
     needs_mpi = True
     cannot_carry = frozenset({"bfloat16"})

@@ -19,6 +19,7 @@ class Nccl(Engine):
 
     name = "nccl"
     provides = WITH_GROUPS | {Capability.PROCESS_GROUP}
+    elastic_launcher = "torchrun"
     progress_threads = 1
     on_gpus = True
 

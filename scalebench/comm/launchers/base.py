@@ -20,6 +20,7 @@ class Placement:
     beyond_slots: bool = False  # more ranks than slots
     per_host: int | None = None  # ranks on each host, where it is the same number and not that of the slots
     passed: tuple[str, ...] = ()  # variables that ranks on other hosts need by name
+    restarts: int | None = None  # ranks that may die before the launch fails; None: it is not elastic
 
     @property
     def ranks(self) -> int:
@@ -96,4 +97,7 @@ class Launcher(ABC):
 
     @abstractmethod
     def reported_ends(self, output: str) -> Iterator[ReportedEnd]:
-        """Yield the ends of ranks that the launcher reports in its output, the first one first."""
+        """Yield the ends of ranks that the launcher reports in its output, the first one first.
+
+        Of an elastic launch these are the ranks that died, one for each time that the others went on.
+        """

@@ -1,4 +1,4 @@
-"""horovodrun, of Horovod: starts ranks on this host, joined by the MPI whose mpirun it calls.
+"""horovodrun, of Horovod: starts ranks on this host, joined by the MPI whose mpirun it calls, or elastic ones by gloo.
 
 `python -m scalebench.comm.launchers.horovodrun COMMAND...` ends that mpirun with itself.
 """
@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shlex
 import shutil
 import signal
@@ -21,6 +22,7 @@ from scalebench.comm.mpi_match import mismatch
 from scalebench.errors import EngineError
 
 ADD_HOROVOD = "scalebench install horovod"
+_DIED = re.compile(r"^Process (\d+) exit with status code (\d+)\.$", re.MULTILINE)
 
 
 def find() -> Path | None:
@@ -54,7 +56,10 @@ class Horovodrun(Launcher):
         return "all engines, on this host"
 
     def command(self, placement: Placement) -> list[str]:
-        """Return horovodrun, which hands the binding on to mpirun."""
+        """Return horovodrun, which hands the binding on to mpirun; elastic ranks are bound to no cores."""
+        if placement.restarts is not None:
+            horovodrun = [str(find()), *_elastic(placement.ranks, placement.restarts)]
+            return [sys.executable, "-m", __name__, *horovodrun]
         if reason := self.lacks(by_mpi=False):
             raise EngineError(reason)
         binding = shlex.join(mpirun.mapping(placement))
@@ -68,8 +73,31 @@ class Horovodrun(Launcher):
         rest = variables.get("PATH", os.defpath)
         return {**variables, "PATH": os.pathsep.join([*first, rest])}
 
+    def rank(self) -> int:
+        """Return the number with which an elastic rank was started; Horovod numbers those that are left anew."""
+        return int(os.environ["HOROVOD_RANK"])
+
     def reported_ends(self, output: str) -> Iterator[ReportedEnd]:
-        return mpirun.reported_ends(output)
+        """Yield the ranks that mpirun names, or of elastic ones those in `Process 1 exit with status code 137.`"""
+        yield from mpirun.reported_ends(output)
+        for died in _DIED.finditer(output):
+            code = int(died[2])
+            yield ReportedEnd(int(died[1]), code - 128 if code > 128 else None)
+
+
+def _elastic(ranks: int, restarts: int) -> list[str]:
+    """Return the options of an elastic launch of so many ranks, of which `restarts` may die.
+
+    Horovod never goes back to a host on which a rank has died. So that the others on this host go on, each rank has a
+    host of its own: 127.0.0.1 with as many zeros more as its rank. It would look for an interface that two hosts share.
+    """
+    hosts = "".join(f"127.0.0.{'0' * rank}1:1\\n" for rank in range(ranks))
+    return [
+        *("--gloo", "--network-interface", "lo"),
+        *("-np", str(ranks), "--min-np", str(max(1, ranks - restarts)), "--max-np", str(ranks)),
+        *("--reset-limit", str(restarts)),
+        *("--host-discovery-script", shlex.join(["printf", hosts])),
+    ]
 
 
 def run(command: Sequence[str]) -> int:

@@ -17,7 +17,7 @@ _OF_THE_AGENT = ("MASTER_ADDR", "MASTER_PORT")  # where its agent listens: ranks
 
 
 class Torchrun(Launcher):
-    """Starts ranks by torch's elastic agent, without restarts."""
+    """Starts ranks by torch's elastic agent, which starts all again when one of an elastic launch has died."""
 
     name = "torchrun"
     binds = False
@@ -29,7 +29,7 @@ class Torchrun(Launcher):
         return None if find_spec("torch") else "torchrun comes with torch, which is not installed: pip install torch"
 
     def command(self, placement: Placement) -> list[str]:
-        """Return torchrun of this interpreter, for one node and no restart; it binds ranks to no cores."""
+        """Return torchrun of this interpreter, for one node; it binds ranks to no cores."""
         if placement.by_mpi:
             raise EngineError(lacks_mpi(self.name))
         return [
@@ -38,7 +38,7 @@ class Torchrun(Launcher):
             "torch.distributed.run",
             "--standalone",
             f"--nproc-per-node={placement.ranks}",
-            "--max-restarts=0",
+            f"--max-restarts={placement.restarts or 0}",
             "--no-python",
         ]
 
@@ -52,7 +52,7 @@ class Torchrun(Launcher):
         return "gloo and nccl, on this host"
 
     def reported_ends(self, output: str) -> Iterator[ReportedEnd]:
-        """Yield the rank in the first line of the agent that names one: `failed (exitcode: -9) local_rank: 1`."""
-        if failed := _FAILED.search(output):
+        """Yield the ranks in lines of the agent that name one: `failed (exitcode: -9) local_rank: 1`."""
+        for failed in _FAILED.finditer(output):
             code = int(failed[1])
             yield ReportedEnd(int(failed[2]), -code if code < 0 else None)
