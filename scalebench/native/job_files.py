@@ -26,6 +26,7 @@ from scalebench.study.spec import Run
 
 NODES = "nodes.json"
 HEARTBEATS = "heartbeats"  # name of the file of a launch
+CHECKPOINTS = "checkpoints"  # name of a folder of an elastic launch
 REFUSED = "refused"  # status of a launch of which no run is to blame, and none can be made
 
 

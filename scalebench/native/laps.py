@@ -10,7 +10,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from scalebench.comm.control import Control
+from scalebench.comm.control import ObjectGroup
 from scalebench.native.waiting import Waits
 from scalebench.system.clock import Task, WallClock
 from scalebench.training.outcome import Lap, Outcome
@@ -33,7 +33,7 @@ class ClockOffset:
 
 
 def clock_offsets(
-    group: Control,
+    group: ObjectGroup,
     wall: Callable[[], float] = time.time,
     monotonic: Callable[[], float] = time.perf_counter,
 ) -> list[ClockOffset] | None:

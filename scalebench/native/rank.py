@@ -63,14 +63,14 @@ def main(path: Path) -> None:
                 world.Abort(1)
         heart = Heartbeat(job.heartbeats, world.rank)
         heart.watch()
-        _finish_importing()
+        finish_importing()
         contact(world, heart)
         _serve(job, world, heart)
         return
     rank = launcher.rank()
     heart = Heartbeat(job.heartbeats, rank)
     heart.watch()
-    _finish_importing()
+    finish_importing()
     try:
         group = meet(job.folder, heart, rank, job.ranks, one_node=launcher.is_on_one_node())
     except Exception as error:  # no route, a port in use
@@ -224,7 +224,7 @@ def _share_cores(ranks: Sequence[tuple[str, set[int]]]) -> bool:
     return False
 
 
-def _finish_importing() -> None:
+def finish_importing() -> None:
     """Create an optimizer, the first of which makes torch import its compiler; from here on garbage is collected."""
     torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=0.1)
     gc.freeze()

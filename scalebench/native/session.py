@@ -16,7 +16,7 @@ from torch import Tensor
 
 from scalebench.cluster.cluster_file import load_cluster
 from scalebench.comm.base import Capability, Server, ServerRule, SharedState
-from scalebench.comm.control import Control
+from scalebench.comm.control import Control, ObjectGroup
 from scalebench.comm.counters import EventLog, SlowLinks
 from scalebench.comm.engines import named
 from scalebench.comm.engines.base import Place
@@ -24,6 +24,7 @@ from scalebench.comm.native import NativeCommunicator
 from scalebench.data.batch_plan import BatchPlan
 from scalebench.data.dataset import Dataset, open_dataset
 from scalebench.errors import ClusterError, DivergedError, EngineError
+from scalebench.native.commits import Commits
 from scalebench.native.energy import Joules, Meter, total
 from scalebench.native.heartbeat import Heartbeat, Phase
 from scalebench.native.job_files import Job
@@ -61,20 +62,22 @@ if TYPE_CHECKING:  # imported where they are used: they would initialise MPI, wh
 class Session:
     """A run on one of its workers; `mpi` joins the run's workers, `served` them and their servers.
 
-    `family` are the launch's processes on this node; the first, unlike the ranks, is bound to no core.
+    `family` are the launch's processes on this node; the first, unlike the ranks, is bound to no core. An elastic run
+    begins with what its `commits` hold, and commits each epoch.
     """
 
     def __init__(
         self,
         job: Job,
         run: Run,
-        mpi: Control,
+        mpi: ObjectGroup,
         heart: Heartbeat,
         served: Control | None = None,
         family: Sequence[int] = (),
+        commits: Commits | None = None,
     ) -> None:
         self.job, self.run, self.mpi, self.heart, self.served = job, run, mpi, heart, served
-        self._family = family
+        self._family, self._commits = family, commits
         heart.wait_for(None)
         places = mpi.allgather(platform.node())
         held = Counter(places)
@@ -101,7 +104,7 @@ class Session:
         strategy = registry.create(run.strategy.name, run.strategy.options, run.engine)
         dataset = open_dataset(self.job.datasets[run.workers])
         clock = self._clock()
-        alone, for_good = self.nodes == 1, bool(self.job.settings)
+        alone, for_good = self.nodes == 1, bool(self.job.settings) or self._commits is not None
         waits_for = self.heart.wait_for
         waits_for(None)
         place = Place(self.mpi, clock, alone, for_good, waits_for)
@@ -178,6 +181,8 @@ class Session:
 
         def on_begin() -> None:
             nonlocal before
+            if self._commits is not None:
+                self._commits.resume(replica)
             before = Cores.now()
             if clocks is not None:
                 clocks.begin()
@@ -188,6 +193,8 @@ class Session:
             meter.look()
             if clocks is not None:
                 clocks.look()
+            if self._commits is not None:
+                self._commits.commit(replica, epoch, agreed=strategy.in_agreement(replica, epoch) is True)
 
         self.heart.enter(Phase.TRAINING)
         replica.on_batch = self.heart.begin_batch
