@@ -79,7 +79,8 @@ class Batched:
         gradients = first.parameters.new_zeros(workers, n)
         self._rows = _Rows(self._whole[:, :n], gradients, self._whole[:, each - n * has_momenta :])
         at_once = max(_LEAST, min(workers, _CACHED // gradients[0].nbytes))
-        self._copies = _Rows(*(matrix.new_empty(at_once, matrix.shape[1]) for matrix in self._rows))
+        # Rows that no worker fills are computed with too: they are finite.
+        self._copies = _Rows(*(matrix.new_zeros(at_once, matrix.shape[1]) for matrix in self._rows))
         self._initial = first.parameters.clone()
         self.fills = fills
         self._model = copy.deepcopy(first.model)
@@ -127,7 +128,7 @@ class Batched:
         for step in range(len(asked[0].x)):
             going_on = [each for each in asked if step < len(each.x)]
             rows = self._copies.first(len(going_on))
-            losses[step, : len(going_on)] = self._gradients(going_on, step, rows.gradients)
+            losses[step, : len(going_on)] = self._gradients(going_on, step)
             if not steps:
                 continue
             rates = [each.rates[step] for each in going_on if each.rates is not None]
@@ -165,18 +166,20 @@ class Batched:
             each.replica.optimizer.step()
         self._fetch(places, gradients=False, momenta=True)
 
-    def _gradients(self, asked: Sequence[_Asked], step: int, targets: Tensor) -> Tensor:
-        """Compute the gradients of the workers' batches of `step` into `targets`, (k, n); return mean losses, (k,)."""
+    def _gradients(self, asked: Sequence[_Asked], step: int) -> Tensor:
+        """Compute the gradients of the workers' batches of `step` into the copies; return their mean losses, (k,)."""
         x, y = ([getattr(each, name)[step] for each in asked] for name in ("x", "y"))
         sizes = [batch.shape[0] for batch in x]
-        key = (len(asked), max(sizes), x[0].shape[1:], y[0].shape[1:])
+        rows = min(_rounded_up(len(asked)), len(self._copies.weights))
+        key = (rows, max(sizes), x[0].shape[1:], y[0].shape[1:])
         if key not in self._recorded:
-            weights = self._copies.weights[: len(asked)]
-            leaves = [leaf.detach().requires_grad_() for leaf in _matrix_views(self._trained, weights)]
-            self._recorded[key] = Gradients(self._losses, leaves, x[0], y[0], max(sizes), len(asked), records=True)
+            leaves = [
+                leaf.detach().requires_grad_() for leaf in _matrix_views(self._trained, self._copies.weights[:rows])
+            ]
+            self._recorded[key] = Gradients(self._losses, leaves, x[0], y[0], max(sizes), rows, records=True)
         weights_of_all = [each.weight for each in asked]
-        into = _matrix_views(self._trained, targets)
-        return self._recorded[key].into(into, x, y, sizes, weights_of_all, add=asked[0].add)[1]
+        into = _matrix_views(self._trained, self._copies.gradients[:rows])
+        return self._recorded[key].into(into, x, y, sizes, weights_of_all, add=asked[0].add)[1][: len(asked)]
 
     def _losses(self, leaves: Sequence[Tensor], x: Tensor, y: Tensor) -> Tensor:
         """Return the losses (k, b) of the samples of k batches with the parameters `leaves`, (k, ...) each."""
@@ -212,7 +215,7 @@ class Gradients:
         records: bool,
     ) -> None:
         self._losses, self._leaves, self._records = losses, leaves, records
-        self._x, self._y = (like.new_empty(models, size, *like.shape[1:]) for like in (x, y))
+        self._x, self._y = (like.new_zeros(models, size, *like.shape[1:]) for like in (x, y))
         self._shares = leaves[0].new_zeros(2, models, size)  # of each sample in what is differentiated, and in the mean
         self._shared: tuple[list[int], list[float]] = [], []  # sizes and weights of these shares
         self._repeat: Callable[[], Results] | None = None
@@ -229,7 +232,8 @@ class Gradients:
     ) -> tuple[Tensor, Tensor]:
         """Write (`add`: add) the gradients of weight * mean loss of each batch to `targets`, one for each parameter.
 
-        Returns the losses of samples (k, b) and of batches (k,).
+        Of fewer batches than models those of the others are zero. Returns the losses of samples (k, b) and of batches
+        (k,).
         """
         if self._shared != (sizes, weights):
             self._share(sizes, weights)
@@ -251,7 +255,9 @@ class Gradients:
         self._shared = sizes, weights
         samples = np.array(sizes)[:, None]
         means = np.where(np.arange(self._x.shape[1]) < samples, 1 / samples, 0.0)
-        self._shares.copy_(torch.from_numpy(np.stack([means * np.array(weights)[:, None], means])))
+        self._shares.zero_()
+        shares = torch.from_numpy(np.stack([means * np.array(weights)[:, None], means]))
+        self._shares[:, : len(sizes)].copy_(shares)
 
     def _compute(self) -> Results:
         with torch.enable_grad():
@@ -317,8 +323,15 @@ def losses_of_samples(task: str, outputs: Tensor, targets: Tensor) -> Tensor:
     return loss(outputs, targets, reduction="none").reshape(len(targets), -1).mean(dim=1)
 
 
+def _rounded_up(rows: int) -> int:
+    """Return the next of 1 to 8, 10, 12, 14, 16, 20, ...: recording a number of rows takes the time of many calls."""
+    step = 1 << max(0, (rows - 1).bit_length() - 3)
+    return -(-rows // step) * step
+
+
 def _fill(room: Tensor, batches: Sequence[Tensor], sizes: Sequence[int]) -> None:
-    """Copy batches into the rows of `room`, (k, b, ...), filled up with their first samples: losses are finite."""
+    """Copy batches into the first rows of `room`, (k, b, ...), filled up with their first samples for finite losses."""
+    room = room[: len(batches)]
     size = room.shape[1]
     if min(sizes) == size:
         torch.stack(tuple(batches), out=room)

@@ -14,7 +14,7 @@ from scalebench.data.batch_plan import BatchPlan
 from scalebench.strategies import registry
 from scalebench.strategies.allreduce import Allreduce
 from scalebench.strategies.epoch_average import EpochAverage
-from scalebench.virtual import arithmetic, engine, lock_step
+from scalebench.virtual import arithmetic, batched, engine, lock_step
 from scalebench.virtual.arithmetic import Choice, choose
 from scalebench.virtual.pool import simulate_alike
 from tests.conftest import some
@@ -154,6 +154,28 @@ def test_filled_batches_give_the_gradients_of_unequal_ones(make_run, blobs, mach
     _, expected = weights_by(Choice(batched=True), run, blobs, machine, monkeypatch)
     _, found = weights_by(Choice(batched=True, fills=True), run, blobs, machine, monkeypatch)
     assert torch.allclose(found, expected, rtol=0, atol=SUMS)
+
+
+@pytest.mark.parametrize(
+    "strategy", ["asp", {"epoch_average": {"weighting": "samples"}}, {"allreduce": {"accumulate": 2}}]
+)
+def test_rows_that_no_worker_fills_change_nothing(strategy, make_run, blobs, machine, monkeypatch):
+    """Gradients of few workers are computed with those of others beside them, so that few numbers are recorded."""
+    run = make_run(strategy, 5, batch_per_worker=7, virtual={"jitter": "lognormal"})
+    found = {}
+    for rows in (1, 5):  # at least, in each call
+        monkeypatch.setattr(batched, "_rounded_up", lambda asked, rows=rows: max(asked, rows))
+        found[rows] = weights_by(Choice(batched=True, fills=True), run, blobs, machine, monkeypatch)
+    (exact, weights), (outcome, filled) = found.values()
+    assert torch.allclose(filled, weights, rtol=0, atol=SUMS)
+    assert losses(outcome) == pytest.approx(losses(exact), abs=SUMS)
+    assert outcome.train_s == exact.train_s
+
+
+def test_numbers_of_rows_are_rounded_up_by_a_quarter_at_most():
+    rounded = [batched._rounded_up(rows) for rows in range(1, 1025)]
+    assert all(rows <= each <= rows * 1.25 for rows, each in enumerate(rounded, start=1))
+    assert len(set(rounded)) == 36
 
 
 def hooked():
