@@ -131,8 +131,8 @@ class ServerState:
             self.free_at += self.seconds(Kind.SERVE, tensor.nbytes, comm, worker)
             self.replies[worker] = (self.free_at + self.seconds(Kind.TRAVEL, tensor.nbytes, comm, worker), tensor)
             self.released[worker] = begin
-            if worker != comm.world_rank:
-                comm.scheduler.wake(worker, self.replies[worker][0])
+            if worker != comm.world_rank:  # what it does next takes no effect before the reply has come
+                comm.scheduler.wake(worker, arrival)
         if self.laps is not None and self.free_at > begin:
             self.laps.append(Lap("serving", begin, self.free_at))
 
