@@ -162,6 +162,9 @@ class Communicator(Protocol):
     def recv_(self, tensor: Tensor, source: int, tag: int = 0, *, add: bool = False) -> None:
         """Receive a tensor from `source` into `tensor`; `add`: add it instead."""
 
+    def recv_like(self, like: Tensor, source: int, tag: int = 0) -> Tensor:
+        """Receive a tensor of the shape and dtype of `like` from `source` into memory of its own."""
+
 
 class OverlapCommunicator(Communicator, Protocol):
     """A communicator of an engine with OVERLAP: virtual workers."""

@@ -193,6 +193,11 @@ class NativeCommunicator(Counters, ABC):
             mail = (self._group, source, self.rank, tag)
             self.event_log.received[mail].extend((began, clock.mark))
 
+    def recv_like(self, like: Tensor, source: int, tag: int = 0) -> Tensor:
+        received = torch.empty_like(like)
+        self.recv_(received, source, tag)
+        return received
+
     def merge_(self, tensor: Tensor, merge: Callable[[Tensor, Tensor], None]) -> None:
         # Recursive doubling: partners differ in one bit of their ranks, the lowest first.
         lower, stride = torch.empty_like(tensor), 1

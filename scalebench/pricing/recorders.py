@@ -186,6 +186,10 @@ class RecordingCommunicator(SimulatedCommunicator[Recorded]):
         message = Operation(Kind.SEND, tensor.nbytes, (self.members[source], self.members[self.place]))
         self.clock.wrote(Event("receive", operation=message, name="add" if add else "", tag=tag))
 
+    def recv_like(self, like: Tensor, source: int, tag: int = 0) -> Tensor:
+        self.recv_(like, source, tag)
+        return like.clone()
+
     def split(self, color: Callable[[int], int]) -> RecordingCommunicator:
         self._read_rank()
         partition = self._partition.part(next(self._splits), color)

@@ -12,7 +12,7 @@ from scalebench.errors import StudyError
 from scalebench.strategies.averaging import Averaging, too_few_steps
 from scalebench.strategies.base import Setting, Synchronisation, Worker
 from scalebench.strategies.registry import register
-from scalebench.strategies.replica_state import packed, unpack_, update_at
+from scalebench.strategies.replica_state import packed, unpack_, update_from
 from scalebench.strategies.traits import Stretch, Traits
 from scalebench.system.clock import Task
 
@@ -86,11 +86,11 @@ class AdPsgd(Averaging):
             worker.clock.did(Task.COMM)
             since = model.merges - state.accesses
             if since:
-                as_read = worker.parameters.clone()
+                weights = worker.parameters.numel()
                 if len(tensors) > 1:
                     x.add_(packed(tensors) - state.read)  # the statistics of the forward pass; weights are as read
-                unpack_(x, tensors)
-                update_at(worker, as_read)
+                    unpack_(x[weights:], tensors[1:])
+                update_from(worker, x[:weights])
             else:
                 worker.update()
             worker.clock.work(self._write, worker, x)

@@ -13,7 +13,7 @@ from scalebench.errors import StudyError
 from scalebench.strategies.averaging import Averaging, too_few_steps
 from scalebench.strategies.base import Setting, Synchronisation, Worker
 from scalebench.strategies.registry import register
-from scalebench.strategies.replica_state import packed, unpack_, update_at
+from scalebench.strategies.replica_state import packed, unpack_, update_from
 from scalebench.strategies.traits import Stretch, Traits
 
 if TYPE_CHECKING:
@@ -52,16 +52,19 @@ class Gossip(Averaging):
         for batch in worker.batches(epoch):
             worker.gradient(batch)
             worker.state.taken += 1
-            if worker.state.taken % self.every == 0:
-                own = worker.parameters.clone()
-                self._mix(worker)
-                update_at(worker, own)
-            else:
+            mixed = self._mixed(worker) if worker.state.taken % self.every == 0 else None
+            if mixed is None:
                 worker.update()
+            else:
+                update_from(worker, mixed)
         if self.ends_training(worker, epoch):
             self.average(worker)
 
-    def _mix(self, worker: Worker) -> None:
+    def _mixed(self, worker: Worker) -> Tensor | None:
+        """Mix with others; return the weights of the mix, or None where a worker sits out.
+
+        Buffers and optimizer state are mixed in place.
+        """
         state = self.averaged(worker)
         mine = self._message(worker, packed(state))
         if self.peers == "ring":
@@ -74,12 +77,15 @@ class Gossip(Averaging):
         else:
             partner = partner_of(worker.rank, worker.size, worker.state.draw)
             if partner == worker.rank:
-                return
-            mixed, members = mine + exchanged(worker, mine, partner, partner, worker.rank < partner), 2
+                return None
+            mixed, members = exchanged(worker, mine, partner, partner, worker.rank < partner).add_(mine), 2
         mean = mixed.div_(members) if self.weighting == "uniform" else mixed[:-1] / mixed[-1]
-        unpack_(mean, state)
+        n = worker.parameters.numel()
+        if len(state) > 1:
+            unpack_(mean[n:], state[1:])
         self.after_average(worker)
         worker.comm.count(0)
+        return mean[:n]
 
     def _message(self, worker: Worker, vector: Tensor) -> Tensor:
         """Message to a neighbour: the state, or n_i times the state with n_i behind it."""
@@ -105,10 +111,9 @@ class Gossip(Averaging):
 
 def exchanged(worker: Worker, mine: Tensor, to: int, source: int, first: bool) -> Tensor:
     """Send `mine` to `to` and return the vector of `source`; `first`: send before receiving."""
-    received = mine.new_empty(mine.shape)
     if first:
         worker.comm.send(mine, to)
-    worker.comm.recv_(received, source)
+    received = worker.comm.recv_like(mine, source)
     if not first:
         worker.comm.send(mine, to)
     return received

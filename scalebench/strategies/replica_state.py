@@ -19,15 +19,14 @@ if TYPE_CHECKING:
 LARGE = 1 << 20  # bytes
 
 
-def update_at(worker: Worker, weights: Tensor) -> None:
-    """Add the optimizer's step at `weights`, where the gradient was computed, to the present weights.
+def update_from(worker: Worker, weights: Tensor) -> None:
+    """Set the weights to `weights` and the optimizer's step at the present ones, where the gradient was computed.
 
-    Weight decay, a part of that step, is then of `weights` too, as in the gradient of a loss with a penalty.
+    Weight decay, a part of that step, is then of the present weights too, as in the gradient of a loss with a penalty.
     """
     present = worker.parameters.clone()
-    worker.parameters.copy_(weights)
     worker.update()
-    worker.parameters.sub_(weights).add_(present)
+    worker.parameters.sub_(present).add_(weights)
 
 
 def joined(tensors: Sequence[Tensor]) -> list[Tensor]:

@@ -185,6 +185,17 @@ class VirtualCommunicator(SimulatedCommunicator[Rendezvous]):
             self.scheduler.wake(self._group.receivers.pop(key), arrival)
 
     def recv_(self, tensor: Tensor, source: int, tag: int = 0, *, add: bool = False) -> None:
+        message = self._receive(source, tag, add=add)
+        if add:
+            tensor.add_(message)
+        else:
+            tensor.copy_(message)
+
+    def recv_like(self, like: Tensor, source: int, tag: int = 0) -> Tensor:
+        return self._receive(source, tag)
+
+    def _receive(self, source: int, tag: int, *, add: bool = False) -> Tensor:
+        """Wait for a message and return it, the copy that was made when it was sent."""
         key = (source, self.rank, tag)
         if not self._group.mail.get(key):
             self._group.receivers[key] = self.world_rank
@@ -197,10 +208,7 @@ class VirtualCommunicator(SimulatedCommunicator[Rendezvous]):
             self.clock.communicated(until, waited, received - now - waited)
             if tag in BETWEEN_STAGES:
                 self.clock.ledger.bubble += waited
-        if add:
-            tensor.add_(message)
-        else:
-            tensor.copy_(message)
+        return message
 
     def split(self, color: Callable[[int], int]) -> VirtualCommunicator:
         group = self._group.part(self._splits, color, self.rank)

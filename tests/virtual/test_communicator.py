@@ -197,6 +197,21 @@ def test_message_arrives_after_its_transfer_time():
     assert world.run(program) == {0: (7.0, 1.0), 1: (7.0, pytest.approx(1.0 + travel))}
 
 
+def test_a_received_message_is_a_copy_of_what_was_sent():
+    def program(comm):
+        tensor = torch.tensor([7.0 + comm.rank])
+        if comm.rank == 0:
+            comm.send(tensor, 1)
+            return tensor.zero_()
+        return comm.recv_like(tensor, 0)
+
+    world = World(2)
+    received = world.run(program)
+    assert received[1].item() == 7.0
+    assert received[1].data_ptr() != received[0].data_ptr()
+    assert world.clocks[1].now == pytest.approx(world.costs.time(message(4, 0, 1)))
+
+
 def test_mismatched_collectives_are_refused():
     world = World(2)
 
