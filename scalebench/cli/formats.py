@@ -17,7 +17,7 @@ format_option = click.option(
     type=click.Choice(["terminal", *FORMATS]),
     default="terminal",
     show_default=True,
-    help="The table for a paper, a page or a program; numbers rounded to what their intervals support, in json exact.",
+    help="The table for a paper, a page or a program: rounded to what intervals support; csv and json have all digits.",
 )
 
 

@@ -1,7 +1,7 @@
 """Tables in print and in files: Markdown, LaTeX, CSV and JSON.
 
-In print the numbers of a column have one unit and the digits that their intervals support; JSON has them unrounded, in
-SI units.
+In print the numbers of a column have one unit and the digits that their intervals support. Files have them unrounded:
+CSV in the unit of its heading, JSON in SI units.
 """
 
 from __future__ import annotations
@@ -117,22 +117,24 @@ class Rounded:
 
 @dataclass(frozen=True)
 class Print:
-    """A table with its columns each in one unit, and its cells rounded."""
+    """A table with its columns each in one unit, by a factor from that of its numbers, and its cells rounded."""
 
     heads: tuple[str, ...]
     cells: tuple[tuple[Rounded, ...], ...]
     columns: tuple[Column[Any], ...]
+    factors: tuple[float, ...]
 
     @classmethod
     def of(cls, table: Table) -> Print:
         """Round the cells of `table`."""
-        heads, columns = [], []
+        heads, columns, factors = [], [], []
         for place, column in enumerate(table.columns):
             own = [row[place] for row in table.rows]
             factor, unit = _unit(column.form, own) if column.form else (1.0, "")
             heads.append(f"{column.heading} ({unit})" if unit else column.heading)
             columns.append([rounded(cell, column.form, factor) for cell in own])
-        return cls(tuple(heads), tuple(zip(*columns, strict=True)), tuple(table.columns))
+            factors.append(factor)
+        return cls(tuple(heads), tuple(zip(*columns, strict=True)), tuple(table.columns), tuple(factors))
 
 
 def render(table: Table, to: str, label: str = "") -> str:
@@ -190,36 +192,51 @@ def as_markdown(table: Table, label: str = "") -> str:
 
 
 def as_csv(table: Table, label: str = "") -> str:
-    """Return rounded numbers, each with its bounds, and its mark, in columns of their own where any row has some."""
-    found = Print.of(table)
+    """Return unrounded numbers, each with its bounds, and its mark, in columns of their own where any row has some.
+
+    Bounds stand alone where a number is not supported by its interval, as in print.
+    """
+    printed = Print.of(table)
     bounded = []
     marked = []
-    for place in range(len(found.heads)):
-        column = [row[place] for row in found.cells]
+    for place in range(len(printed.heads)):
+        column = [row[place] for row in printed.cells]
         bounded.append(any(cell.bounds[0] for cell in column))
         marked.append(any(cell.mark for cell in column))
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
     header: list[str] = []
-    for head, has_bounds, has_marks in zip(found.heads, bounded, marked, strict=True):
+    for head, has_bounds, has_marks in zip(printed.heads, bounded, marked, strict=True):
         header.append(head)
         if has_bounds:
             header += [f"{head} low", f"{head} high"]
         if has_marks:
             header.append(f"{head} mark")
     writer.writerow(header)
-    for row in found.cells:
+    for row, rounded_row in zip(table.rows, printed.cells, strict=True):
         cells: list[str] = []
-        for number, has_bounds, has_marks in zip(row, bounded, marked, strict=True):
-            # Bounds that stand alone are in their own columns; a program reads no number here.
-            value = "" if number.value == EMPTY or BETWEEN in number.value else number.value
-            cells.append(value if number.is_number else in_cell(value))
+        columns = zip(row, rounded_row, printed.factors, bounded, marked, strict=True)
+        for cell, shown, factor, has_bounds, has_marks in columns:
+            number = _unrounded(cell, shown, factor)
+            cells.append(number.value)
             if has_bounds:
-                cells += number.bounds
+                cells += [number.low, number.high]
             if has_marks:
                 cells.append(number.mark.strip())
         writer.writerow(cells)
     return text.getvalue()
+
+
+def _unrounded(cell: Entry, shown: Rounded, factor: float) -> Rounded:
+    """Return the numbers of a cell in its unit with all their digits, or its text for a cell of a file.
+
+    The number is left out where its bounds stand alone in print, and bounds where it has none there.
+    """
+    if cell.number is None or not (shown.is_number or shown.bounds[0]):
+        return replace(shown, value="" if shown.value == EMPTY else in_cell(shown.value))
+    value, low, high = (f"{factor * number:.15g}" for number in cell.number[:3])  # a product is exact to so many
+    has_bounds = bool(shown.bounds[0])
+    return Rounded(value if shown.is_number else "", low if has_bounds else "", high if has_bounds else "", shown.mark)
 
 
 def as_json(table: Table, label: str = "") -> str:

@@ -200,8 +200,10 @@ def test_bounds_stand_in_place_of_a_number_that_nothing_supports(tmp_path, invok
     assert r"epoch\_average & 2 & 0.1..100 & -7957..+89 & $0.9" in latex
     assert f"{BETWEEN_MEANS}." in " ".join(latex.split())
     (row,) = csv.DictReader(io.StringIO(invoke("table", folder, "--style", "csv", *words.split())))
-    assert (row["Time (s)"], row["Time (s) low"], row["Time (s) high"]) == ("", "0.1", "100")
-    assert (row["vs allreduce (%)"], row["vs allreduce (%) low"]) == ("", "-7957")
+    low, high = (float(row[f"Time (s) {end}"]) for end in ("low", "high"))
+    assert row["Time (s)"] == ""
+    assert (round(low, 1), round(high, -2)) == (0.1, 100)
+    assert (row["vs allreduce (%)"], round(float(row["vs allreduce (%) low"]))) == ("", -7957)
 
 
 def test_trimmed_mean_with_its_bootstrap_interval_is_a_column(tmp_path, folder, invoke):
@@ -246,5 +248,5 @@ def test_runs_that_never_reached_the_target_are_marked_as_run_prints_them(study,
     assert "1 of 3: so few of the runs reached the target" in text
     assert "$2.00$* & $3.0$*" in invoke(*words, "latex")
     rows = {row["strategy"]: row for row in csv.DictReader(io.StringIO(invoke(*words, "csv")))}
-    assert [rows["allreduce"][f"Time to target (s){part}"] for part in ("", " mark")] == ["2.00", "*"]
+    assert [rows["allreduce"][f"Time to target (s){part}"] for part in ("", " mark")] == ["2", "*"]
     assert rows["epoch_async"]["Time to target (s)"] == "1 of 3"

@@ -109,7 +109,13 @@ def test_csv_has_bounds_in_columns_and_no_formulas():
     rows = list(csv.DictReader(io.StringIO(render(TABLE, "csv"))))
     assert [row["Strategy"] for row in rows] == ["a|b", "a|b", "'=c"]
     assert [row["Time (s)"] for row in rows] == ["0.25", "never", ""]
-    assert [row["Time (s) low"] for row in rows] == ["0.20", "", "0.1"]
+    assert [row["Time (s) low"] for row in rows] == ["0.2", "", "0.1"]
+
+
+def test_csv_is_unrounded_in_the_unit_of_its_heading():
+    row = Measured(0.0123456789, 0.0081234567, 0.0212345678)
+    (found,) = csv.DictReader(io.StringIO(render(Table.of("", [Column("step", lambda row: row, TIME)], [row]), "csv")))
+    assert found == {"Step (ms)": "12.3456789", "Step (ms) low": "8.1234567", "Step (ms) high": "21.2345678"}
 
 
 def test_json_is_unrounded_in_si_units():
