@@ -397,7 +397,9 @@ def test_legend_explains_what_its_page_shows_and_nothing_else(drawn, name):
         shown = {EXECUTION_WORDS[name] for name in drawn["execution"].dropna()}
         assert said & set(EXECUTION_WORDS.values()) == shown
         crosses = [line for ax in figure.axes for line in ax.get_lines() if line.get_marker() == "x"]
-        assert ("oversubscribed (no baseline)" in said) == any(line.get_color() == NEUTRAL for line in crosses)
+        marks = [line for line in crosses if line.get_color() == NEUTRAL]
+        assert ("oversubscribed (no baseline)" in said) == bool(marks)
+        assert all(mark.zorder < 3 for mark in marks), "points, at 3 and above, would be hidden"
 
 
 def test_part_of_a_reduction_without_bars_is_not_in_the_legend(tmp_path):

@@ -30,6 +30,7 @@ _LETTER_PER_POINT_IN = 0.0085  # width of a digit
 _MOST_LABELS = 10  # of a y axis
 _TITLE_SHARE = 0.8  # of a panel's width: titles begin where the axes do
 _BAR = 0.78
+_BEHIND = 2.5  # zorder of crosses and plus signs, whose arms show around the point that they would hide
 _CONTEXT = "#D0D0D0"
 _LINE_WIDTH = 0.005  # of the range of a panel's values: a difference that is not seen
 _MOST_SHIFT = 0.4  # of the gap between neighbouring points
@@ -148,7 +149,7 @@ class Panel:
                 if len(hit):
                     self.marks.add(mark)
                 if apart_pt:
-                    drawn += self.ax.plot(at[hit], y[hit], **MARKS[mark](), zorder=5)
+                    drawn += self.ax.plot(at[hit], y[hit], **MARKS[mark](), zorder=_BEHIND)
                 else:
                     places += list(zip(at[hit], y[hit], strict=True))
             alike = covering.get(str(name))
@@ -157,7 +158,7 @@ class Panel:
             self._lines += drawn
         self._keep_curves(known, quantity, x, (low, high), scale)
         for mark in filter(marked.get, marked):
-            self.ax.plot(*zip(*marked[mark], strict=True), **MARKS[mark](), zorder=5)
+            self.ax.plot(*zip(*marked[mark], strict=True), **MARKS[mark](), zorder=_BEHIND)
 
     def _line(self, x: Values, y: Values, look: Look, execution: str, *, connect: bool) -> list[Line2D]:
         """Draw points with their markers, and connect them; native ones lie over the others."""
