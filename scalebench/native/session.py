@@ -132,7 +132,7 @@ class Session:
         )
         parameters = replica.parameters.numel()  # of a whole model, from which a worker may take a part
         initial = replica.initial if self.run.save_weights and self.mpi.rank == 0 else None
-        if isinstance(clock, PacedClock) and mesh.parts == 1:
+        if isinstance(clock, PacedClock) and _goes_back_at_once(strategy, self.run.workers):
             clock.attach(replica.model, waits_in_backward=not strategy.traits.split_is_measured)
         offsets = clock_offsets(self.mpi) if self.nodes > 1 else None
         try:
@@ -183,6 +183,8 @@ class Session:
             nonlocal before
             if self._commits is not None:
                 self._commits.resume(replica)
+            if isinstance(clock, PacedClock):
+                clock.agree(self.mpi.allgather(clock.step_time))
             before = Cores.now()
             if clocks is not None:
                 clocks.begin()
@@ -297,7 +299,8 @@ class Session:
             return (TracedClock if self.run.trace else WallClock)(synchronise)
         paced = TracedPacedClock if self.run.trace else PacedClock
         rank = self.mpi.rank
-        return paced(_pace(self.run), synchronise, slowness_of(self.run, rank), jitter_of(self.run, rank))
+        target, samples = _pace(self.run)
+        return paced(target, synchronise, slowness_of(self.run, rank), jitter_of(self.run, rank), samples)
 
 
 class _Share(NamedTuple):
@@ -372,18 +375,27 @@ def _set_offsets(shares: Sequence[_Share], offsets: Sequence[ClockOffset] | None
         share.report.clock_offset_s, share.report.clock_error_s = offset.wall_s, offset.error_s
 
 
-def _pace(run: Run) -> PacedStep | float:
-    """The step time of the stated device: the study's, else the cluster's.
+def _goes_back_at_once(strategy: Strategy, workers: int) -> bool:
+    """Return True if the backward pass goes through the whole model, and not through layers with exchanges between."""
+    traits = strategy.traits
+    if traits.mesh(workers).parts > 1:
+        return False
+    # Where exchanges are not measured apart, a library makes them inside of the pass.
+    return not traits.cuts_model(workers) or not traits.split_is_measured
+
+
+def _pace(run: Run) -> tuple[PacedStep | float, int]:
+    """The step time of the stated device, the study's or else the cluster's, and the samples of the step.
 
     `device_step_time` is the time of a worker's batch; with `batch_global`, that of the global batch, of which a
-    replica takes its share.
+    replica takes its share. The times of a cluster are those of one batch size, and no samples are returned.
     """
     batch = run.batch_per_worker
     if batch is None:
         strategy = registry.create(run.strategy.name, run.strategy.options, run.engine)
         batch = (run.batch_global or 0) // strategy.traits.mesh(run.workers).data
     if (seconds := run.device_step_time) is not None:
-        return seconds * batch / run.batch_global if run.batch_global else seconds
+        return seconds * batch / run.batch_global if run.batch_global else seconds, batch
     known = load_cluster(run.cluster).step_times_of(str(run.model), run.dtype)
     if batch not in known:
         raise ClusterError(
@@ -391,7 +403,7 @@ def _pace(run: Run) -> PacedStep | float:
             "state the seconds of one step with --device-step-time"
         )
     entry = known[batch]
-    return PacedStep(entry.forward_s, entry.backward_s, entry.update_s)
+    return PacedStep(entry.forward_s, entry.backward_s, entry.update_s), 0
 
 
 def slow_links_of(run: Run) -> SlowLinks | None:

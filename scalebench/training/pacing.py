@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
-from statistics import median
+from statistics import fmean, median
 
 import torch
 
@@ -20,6 +20,7 @@ from scalebench.system.clock import Task, WallClock, sleep_until
 
 _STEP = (Task.FORWARD, Task.BACKWARD, Task.UPDATE)
 _FADING, _MOST_REST = 0.9, 0.1  # decay per step, and upper bound in backward passes, of the time after all gradients
+_ROUNDING = 1e-6  # of shares that add up to a whole task
 _TOLERANCE = 0.01  # share of a step's time by which it may be late, for the cost of waking up
 
 
@@ -51,8 +52,7 @@ def release_shares(sizes: Sequence[int]) -> list[float]:
 
 def slowness_of(run: Run, rank: int) -> Callable[[float], float] | None:
     """Return the factor on compute of worker `rank` at a moment of training, by slowdown and slow_windows."""
-    always = run.virtual.slowdown.get(rank, 1.0)
-    windows = run.virtual.slowness(rank)
+    always, windows = run.virtual.slowdown.get(rank, 1.0), run.virtual.slowness(rank)
     if windows is None and always == 1.0:
         return None
     return lambda now: always * (windows(now) if windows is not None else 1.0)
@@ -65,17 +65,40 @@ def jitter_of(run: Run, rank: int) -> Callable[[int], float] | None:
     return jitter_source(run.virtual.jitter, run.virtual.jitter_sigma, seed=run.seed, worker=rank)
 
 
+class _Laps:
+    """Durations of a task, of which each lap does a share: of a layer or a micro-batch a part of a pass."""
+
+    def __init__(self) -> None:
+        self._whole: list[float] = []  # seconds of the whole task, from as many laps as do it once
+        self._seconds = self._share = 0.0  # of the laps since
+
+    def add(self, seconds: float, share: float) -> None:
+        self._seconds += seconds
+        self._share += share
+        if self._share >= 1 - _ROUNDING:
+            self._whole.append(self._seconds / self._share)
+            self._seconds = self._share = 0.0
+
+    @property
+    def median_s(self) -> float:
+        """Median seconds of the whole task; zero without any lap."""
+        if self._whole:
+            return median(self._whole)
+        return self._seconds / self._share if self._share else 0.0
+
+
 class PacedClock(WallClock):
     """Wall clock on which a step takes as long as on the stated device.
 
     `target` is the device's step split into tasks, or its total seconds, split in proportion to the warm-up steps of
-    this machine.
+    this machine. Where it is that of a batch of so many `samples`, other batches take time in proportion to theirs.
 
     `slowness(now)` is the factor on a task that begins `now` seconds after training began; `jitter(step)` is the factor
     on all tasks of a step, which begins with its batch as for a virtual worker.
 
-    Each task ends when it would on the device; a late task shortens the padding of the step's next ones. `overrun` is
-    the share of steps that end late nevertheless. Of a micro-batch in a part of the model a task takes its share.
+    Each task ends when it would on the device; a late task shortens the padding of the step's next ones, as far as no
+    communication between has taken as long, in which others may have waited for it, or it for others. `overrun` is the
+    share of steps that end late nevertheless. Of a micro-batch in a part of the model a task takes its share.
     """
 
     def __init__(
@@ -84,17 +107,20 @@ class PacedClock(WallClock):
         synchronise: Callable[[], None] | None = None,
         slowness: Callable[[float], float] | None = None,
         jitter: Callable[[int], float] | None = None,
+        samples: int = 0,
     ) -> None:
         super().__init__(synchronise)
+        self._samples_of_target = samples
         self._slowness, self._jitter = slowness, jitter
-        self._batches, self._factor = 0, 1.0  # begun so far; of the present one
+        self._factor = 1.0  # of the present step
         self._samples = 0  # of the present batch
         self._target = target if isinstance(target, PacedStep) else None
         self._total = target.total_s if isinstance(target, PacedStep) else target
-        self._laps: dict[Task, list[float]] = {task: [] for task in _STEP}
+        self._laps = {task: _Laps() for task in _STEP}
         self._steps = 0
         self._late_steps = 0
         self._behind = 0.0  # seconds of the current step behind the device
+        self._lost = 0.0  # of these, what no later task of the step makes up for
         self._waiting_gradients = 0
         self._gradients = 0
         self._waits_in_backward = False
@@ -107,6 +133,10 @@ class PacedClock(WallClock):
             self._target = self._split()
         return self._target
 
+    def agree(self, splits: Sequence[PacedStep]) -> None:
+        """Take the mean of the `splits` of all workers, which have one kind of device."""
+        self._target = PacedStep(*(fmean(each.of(task) for each in splits) for task in _STEP))
+
     @property
     def overrun(self) -> float | None:
         """Share of steps that took longer than on the device; None before the first step."""
@@ -114,11 +144,12 @@ class PacedClock(WallClock):
 
     @property
     def _is_late(self) -> bool:
-        return self._behind > _TOLERANCE * self._total
+        return self._behind + self._lost > _TOLERANCE * self._total
 
     def attach(self, model: torch.nn.Module, *, waits_in_backward: bool = False) -> None:
         """Delay each parameter's gradient until its share of the backward pass is over (`release_shares`).
 
+        The pass goes through the whole model at once: of one that is made layer by layer, each takes its own time.
         The hooks run before those of Horovod and DDP, which act on the accumulated gradient. The time of the pass after
         its last gradient, estimated from previous steps, is not distributed. `waits_in_backward`: the pass ends with
         communication (the real DDP), so that the time after the last gradient is communication.
@@ -133,24 +164,19 @@ class PacedClock(WallClock):
     def start(self) -> None:
         _ = self.step_time  # determined from the warm-up laps
         super().start()
-        self._steps = self._late_steps = self._batches = 0
+        self._steps = self._late_steps = 0
+        self._behind = self._lost = 0.0
         self._factor = 1.0 if self._jitter is None else self._jitter(0)
         self._waiting_gradients = self._gradients
 
     def did(self, task: Task, samples: int = 0, share: float = 1.0) -> None:
         if task in _STEP:
-            if not self.running:
-                self._learn(task)
-                return
-            # A step begins with its forward pass: the one before it is judged now, update included.
-            if task == Task.FORWARD:
-                self._late_steps += self._is_late
-                self._behind = 0.0
-            released = task == Task.BACKWARD and self._gradients > 0 and self._waiting_gradients <= 0
-            # A micro-batch takes its share of the step.
             piece = samples / self._samples if samples and self._samples else 1.0
+            if not self.running:
+                self._learn(task, share * piece)
+                return
+            released = task == Task.BACKWARD and self._gradients > 0 and self._waiting_gradients <= 0
             due = self._due(self.step_time.of(task) * share * piece)
-            # Otherwise the pass ended with communication, which the hook of the last gradient has told apart.
             if not (released and self._waits_in_backward):
                 now = self._read()
                 self._behind = max(0.0, now - due)
@@ -159,15 +185,27 @@ class PacedClock(WallClock):
             sleep_until(due)
             if task == Task.BACKWARD:
                 self._waiting_gradients = self._gradients
-                self._steps += 1  # counted here, as some strategies update on a server
-        elif not self.running:
-            self.mark = self._read()
         elif task == Task.DATA:
-            self._samples = samples
-            if self._jitter is not None:
-                self._factor = self._jitter(self._batches)
-                self._batches += 1
+            self._begin_step(samples)
+        before = self.mark
+        if not self.running:
+            self.mark = self._read()
         super().did(task, samples, share)
+        if task == Task.COMM:
+            absorbed = min(self._behind, self.mark - before)
+            self._behind -= absorbed
+            self._lost += absorbed
+
+    def _begin_step(self, samples: int) -> None:
+        """Begin the step of a batch, on the device at this moment however late the one before was."""
+        self._samples = samples
+        if not self.running:
+            return
+        self._late_steps += self._is_late
+        self._steps += 1
+        self._behind = self._lost = 0.0
+        if self._jitter is not None:
+            self._factor = self._jitter(self._steps - 1)
 
     def _holding(self, share: float) -> Callable[[torch.Tensor], None]:
         def hold(gradient: torch.Tensor) -> None:
@@ -177,7 +215,6 @@ class PacedClock(WallClock):
             due = self._due(self.step_time.backward_s)
             if self._waits_in_backward and not self._waiting_gradients:
                 self._behind = max(0.0, self._read() - due)
-            # The gradients share the pass without its rest, the time that it takes after the last of them.
             sleep_until(self.mark + share * (due - self._rest - self.mark))
             self._released = self._read()
 
@@ -186,19 +223,20 @@ class PacedClock(WallClock):
     def _due(self, seconds: float) -> float:
         """Return the end on the device of a task of `seconds` from the last mark, with this worker's slowness."""
         seconds *= self._factor
+        if self._samples_of_target and self._samples:
+            seconds *= self._samples / self._samples_of_target
         if self._slowness is not None:
             seconds *= self._slowness(self.ledger.total_s)
-        # Time lost before is made up: the device would have begun earlier.
         return self.mark - self._behind + seconds
 
-    def _learn(self, task: Task) -> None:
+    def _learn(self, task: Task, share: float) -> None:
         now = self._read()
         if self.mark:
-            self._laps[task].append(now - self.mark)
+            self._laps[task].add(now - self.mark, share)
         self.mark = now
 
     def _split(self) -> PacedStep:
-        own = [median(self._laps[task]) if self._laps[task] else 0.0 for task in _STEP]
+        own = [self._laps[task].median_s for task in _STEP]
         if not sum(own):
             # Without warm-up, assume one pass over the network for forward, two for backward, none for the update.
             return PacedStep(self._total / 3, self._total * 2 / 3, 0.0)

@@ -19,7 +19,7 @@ from scalebench.study.heterogeneity import VirtualOptions
 from scalebench.study.spec import Component, Run
 from scalebench.virtual.engine import simulate
 
-STEP_S, SLOW = 1e-3, 3.0
+STEP_S, SLOW, BATCH = 1e-3, 3.0, 12
 EXACT = 1e-9  # float64: sums in another order, and no half precision anywhere
 BY_TIMING = {"epoch_async", "dislib-compat-async", "ad_psgd", "asp", "ssp", "dssp", "elastic_bsp", "bsp_backup"}
 OPTIONS = {  # small enough to synchronise within a few steps, and to be exact
@@ -67,7 +67,7 @@ def make_run(name, engine, execution):
         model=Component(name="mlp", options={"hidden": [8]}),
         optimizer=Component(name="sgd", options={"momentum": 0.9}),
         lr=0.02,
-        batch_per_worker=12,
+        batch_per_worker=BATCH,
         dtype="float64",
         warmup_steps=0,
         save_weights=True,
@@ -121,7 +121,7 @@ def test_pacing_changes_times_and_not_weights(launched, machine, name, engine):
     in_parts = registry.create(name, OPTIONS.get(name, {})).traits.mesh(paced.workers).parts > 1
     for rank, worker in enumerate(workers):
         factor = SLOW if rank == paced.workers - 1 else 1.0
-        least = worker.optimizer_steps * STEP_S * (1.0 if in_parts else factor)
+        least = worker.samples / BATCH * STEP_S * (1.0 if in_parts else factor)
         assert (sum(computed) if in_parts else computed[rank]) >= least * (1 - 1e-6)
         assert 0 <= worker.paced_overrun <= 1
     kept = {execution: np.load(folder / f"{run.run_id}.npz") for execution, run in runs.items()}

@@ -41,6 +41,7 @@ def time(monkeypatch):
 
 def steps(clock, time, count, forward=0.0, backward=0.0, update=0.0):
     for _ in range(count):
+        clock.did(Task.DATA)
         for task, seconds in ((Task.FORWARD, forward), (Task.BACKWARD, backward), (Task.UPDATE, update)):
             time.now += seconds
             clock.did(task)
@@ -96,6 +97,7 @@ def test_time_after_the_last_gradient_is_reserved(time):
     clock.start()
     began = time.perf_counter()
     for _ in range(5):
+        clock.did(Task.DATA)
         loss = model(torch.ones(2, 4)).sum()
         clock.did(Task.FORWARD)
         loss.backward()
@@ -104,6 +106,7 @@ def test_time_after_the_last_gradient_is_reserved(time):
     assert clock.overrun == 0.0
     assert time.perf_counter() - began == pytest.approx(5 * STEP.total_s, abs=15 * LATE)
     for _ in range(5):  # a server's strategy has no update that could be shortened
+        clock.did(Task.DATA)
         loss = model(torch.ones(2, 4)).sum()
         clock.did(Task.FORWARD)
         loss.backward()
@@ -116,6 +119,7 @@ def test_step_with_an_update_on_a_server_is_counted(time):
     clock = PacedClock(STEP)
     clock.start()
     for forward, backward in ((0.0, 0.0), (0.020, 0.030), (0.0, 0.0), (0.0, 0.0)):
+        clock.did(Task.DATA)
         for task, seconds in ((Task.FORWARD, forward), (Task.BACKWARD, backward)):
             time.now += seconds
             clock.did(task)
@@ -144,6 +148,62 @@ def test_total_seconds_are_split_like_the_warm_up(time):
     assert (split.forward_s, split.backward_s, split.update_s) == pytest.approx((0.008, 0.024, 0.008))
 
 
+def test_passes_by_layer_and_micro_batch_are_split_like_whole_ones(time):
+    """Two micro-batches go through two layers, of a quarter and three quarters of the work; half is updated here."""
+    clock = PacedClock(0.040)
+    for _ in range(3):
+        clock.did(Task.DATA, 8)
+        for task, seconds in ((Task.FORWARD, 0.002), (Task.BACKWARD, 0.006)):
+            for layer in (0.25, 0.75):
+                for _ in range(2):
+                    time.now += seconds * layer / 2
+                    clock.did(task, 4, layer)
+        time.now += 0.001
+        clock.did(Task.UPDATE, share=0.5)
+    clock.start()
+    split = clock.step_time
+    assert (split.forward_s, split.backward_s, split.update_s) == pytest.approx((0.008, 0.024, 0.008))
+
+
+def test_workers_agree_on_the_mean_of_their_splits(time):
+    clock = PacedClock(0.040)
+    clock.agree([PacedStep(0.010, 0.030, 0.0), PacedStep(0.020, 0.010, 0.010)])
+    clock.start()
+    split = clock.step_time
+    assert (split.forward_s, split.backward_s, split.update_s) == pytest.approx((0.015, 0.020, 0.005))
+
+
+@pytest.mark.parametrize(("samples", "share"), [(16, 1.0), (15, 15 / 16), (8, 0.5)])
+def test_a_smaller_batch_takes_its_share_of_the_stated_step(time, samples, share):
+    clock = PacedClock(STEP, samples=16)
+    clock.start()
+    clock.did(Task.DATA, samples)
+    began = time.perf_counter()
+    for task in (Task.FORWARD, Task.BACKWARD, Task.UPDATE):
+        clock.did(task, samples)
+    assert time.perf_counter() - began == pytest.approx(share * STEP.total_s, abs=3 * LATE)
+
+
+def test_lateness_that_communication_may_have_absorbed_is_not_made_up_for(time):
+    """The layer after it is shorter by what is left alone; without any communication by all."""
+    taken = {}
+    for waited in (0.0, 0.003, 0.010):
+        clock = PacedClock(STEP)
+        clock.start()
+        clock.did(Task.DATA)
+        time.now += 0.009  # 4 ms more than half of the forward pass has
+        clock.did(Task.FORWARD, share=0.5)
+        time.now += waited
+        clock.did(Task.COMM)
+        began = time.perf_counter()
+        clock.did(Task.FORWARD, share=0.5)
+        taken[waited] = time.perf_counter() - began
+        for task in (Task.BACKWARD, Task.UPDATE):
+            clock.did(task)
+        assert clock.overrun == (1.0 if waited else 0.0)
+    assert taken == pytest.approx({0.0: 0.001, 0.003: 0.004, 0.010: 0.005}, abs=3 * LATE)
+
+
 def test_without_a_warm_up_backward_costs_twice_a_forward():
     clock = PacedClock(0.030)
     clock.start()
@@ -165,6 +225,7 @@ def test_gradients_are_released_at_their_share_of_the_backward_pass(time):
     assert max(released.values()) == 0
     released.clear()
     clock.start()
+    clock.did(Task.DATA)
     clock.did(Task.FORWARD)
     mark = time.perf_counter()
     loss.backward()
@@ -183,6 +244,7 @@ def test_communication_at_the_end_of_backward_is_no_overrun(time):
     clock.attach(model, waits_in_backward=True)
     clock.start()
     for _ in range(2):
+        clock.did(Task.DATA)
         loss = model(torch.ones(2, 4)).sum()
         clock.did(Task.FORWARD)
         loss.backward()
@@ -190,6 +252,7 @@ def test_communication_at_the_end_of_backward_is_no_overrun(time):
         clock.did(Task.BACKWARD)
         clock.did(Task.UPDATE)
     assert clock.overrun == 0.0
+    clock.did(Task.DATA)
     loss = model(torch.ones(2, 4)).sum()
     clock.did(Task.FORWARD)
     time.now += 0.030  # the device would have been done by then
@@ -200,13 +263,13 @@ def test_communication_at_the_end_of_backward_is_no_overrun(time):
 
 
 @pytest.mark.parametrize(
-    ("strategy", "batch", "seconds"),
+    ("strategy", "batch", "pace"),
     [
-        ("allreduce", {"batch_per_worker": 16}, 0.8),
-        ("allreduce", {"batch_per_worker": None, "batch_global": 64}, 0.2),
-        ("pipeline", {"batch_per_worker": None, "batch_global": 64}, 0.4),  # two replicas
+        ("allreduce", {"batch_per_worker": 16}, (0.8, 16)),
+        ("allreduce", {"batch_per_worker": None, "batch_global": 64}, (0.2, 16)),
+        ("pipeline", {"batch_per_worker": None, "batch_global": 64}, (0.4, 32)),  # two replicas
     ],
 )
-def test_a_stated_step_is_that_of_the_global_batch(make_run, strategy, batch, seconds):
+def test_a_stated_step_is_that_of_the_global_batch(make_run, strategy, batch, pace):
     run = make_run(strategy, 4, execution="paced", engine="gloo", device_step_time=0.8, **batch)
-    assert _pace(run) == pytest.approx(seconds)
+    assert _pace(run) == pytest.approx(pace)
