@@ -18,8 +18,6 @@ from scalebench.formatting import counted
 from scalebench.models.layers import ELEMENT_BYTES, LayerTable
 from scalebench.pricing.costs import GradientTensor
 from scalebench.pricing.step_times import (
-    BACKWARD_SHARE,
-    FORWARD_SHARE,
     STEP_TASKS,
     BatchTimes,
     LayerShare,
@@ -27,6 +25,7 @@ from scalebench.pricing.step_times import (
     StepTimes,
     table_under,
 )
+from scalebench.system.clock import BACKWARD_SHARE, FORWARD_SHARE
 
 Seconds = NDArray[np.float64]
 BY_OPERATIONS = "by their floating-point operations, which share the step"

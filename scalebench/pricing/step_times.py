@@ -13,14 +13,12 @@ from pydantic import BaseModel, ConfigDict, Field, NonNegativeFloat, PositiveInt
 
 from scalebench.cluster.cluster_file import Cluster
 from scalebench.study.spec import Component, Training
-from scalebench.system.clock import Task
+from scalebench.system.clock import BACKWARD_SHARE, FORWARD_SHARE, Task
 
 _TRIMMED = 0.2  # share of the blocks at either end
 
 _TASK_COLUMNS = ("data_s", "forward_s", "backward_s", "update_s")
 STEP_TASKS = (Task.DATA, Task.FORWARD, Task.BACKWARD, Task.UPDATE)
-# A backward pass has two matrix products for each one of the forward pass; the update is neglected.
-FORWARD_SHARE, BACKWARD_SHARE = 1 / 3, 2 / 3
 STATED_STEPS = (  # what a user is told of them
     "steps take the stated time and messages that of the network: what a strategy computes beside its steps (merging "
     "and averaging models, updates of a server) is charged nothing"

@@ -16,6 +16,8 @@ from enum import IntEnum
 from typing import Protocol, TypeVar
 
 _T = TypeVar("_T")
+# Of a stated step: a backward pass has two matrix products for each one of the forward pass; the update is neglected.
+FORWARD_SHARE, BACKWARD_SHARE = 1 / 3, 2 / 3
 _COARSE_S = 2e-4  # before the end of a sleep, to be spent polling
 
 

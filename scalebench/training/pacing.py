@@ -16,11 +16,10 @@ import torch
 
 from scalebench.study.heterogeneity import STATED, jitter_source
 from scalebench.study.spec import Run
-from scalebench.system.clock import Task, WallClock, sleep_until
+from scalebench.system.clock import BACKWARD_SHARE, FORWARD_SHARE, Task, WallClock, sleep_until
 
 _STEP = (Task.FORWARD, Task.BACKWARD, Task.UPDATE)
 _FADING, _MOST_REST = 0.9, 0.1  # decay per step, and upper bound in backward passes, of the time after all gradients
-_ROUNDING = 1e-6  # of shares that add up to a whole task
 _TOLERANCE = 0.01  # share of a step's time by which it may be late, for the cost of waking up
 
 
@@ -65,33 +64,12 @@ def jitter_of(run: Run, rank: int) -> Callable[[int], float] | None:
     return jitter_source(run.virtual.jitter, run.virtual.jitter_sigma, seed=run.seed, worker=rank)
 
 
-class _Laps:
-    """Durations of a task, of which each lap does a share: of a layer or a micro-batch a part of a pass."""
-
-    def __init__(self) -> None:
-        self._whole: list[float] = []  # seconds of the whole task, from as many laps as do it once
-        self._seconds = self._share = 0.0  # of the laps since
-
-    def add(self, seconds: float, share: float) -> None:
-        self._seconds += seconds
-        self._share += share
-        if self._share >= 1 - _ROUNDING:
-            self._whole.append(self._seconds / self._share)
-            self._seconds = self._share = 0.0
-
-    @property
-    def median_s(self) -> float:
-        """Median seconds of the whole task; zero without any lap."""
-        if self._whole:
-            return median(self._whole)
-        return self._seconds / self._share if self._share else 0.0
-
-
 class PacedClock(WallClock):
     """Wall clock on which a step takes as long as on the stated device.
 
-    `target` is the device's step split into tasks, or its total seconds, split in proportion to the warm-up steps of
-    this machine. Where it is that of a batch of so many `samples`, other batches take time in proportion to theirs.
+    `target` is the device's step split into tasks, or its total seconds: an update then takes as long as in the warm-up
+    steps of this machine, and the passes divide the rest, one part forward and two back as for virtual workers. Where
+    it is that of a batch of so many `samples`, other batches take time in proportion to theirs.
 
     `slowness(now)` is the factor on a task that begins `now` seconds after training began; `jitter(step)` is the factor
     on all tasks of a step, which begins with its batch as for a virtual worker.
@@ -116,7 +94,8 @@ class PacedClock(WallClock):
         self._samples = 0  # of the present batch
         self._target = target if isinstance(target, PacedStep) else None
         self._total = target.total_s if isinstance(target, PacedStep) else target
-        self._laps = {task: _Laps() for task in _STEP}
+        self._updates: list[float] = []  # seconds of those in the warm-up
+        self._updated = 1.0  # share of the parameters that they were of
         self._steps = 0
         self._late_steps = 0
         self._behind = 0.0  # seconds of the current step behind the device
@@ -171,11 +150,11 @@ class PacedClock(WallClock):
 
     def did(self, task: Task, samples: int = 0, share: float = 1.0) -> None:
         if task in _STEP:
-            piece = samples / self._samples if samples and self._samples else 1.0
             if not self.running:
-                self._learn(task, share * piece)
+                self._learn(task, share)
                 return
             released = task == Task.BACKWARD and self._gradients > 0 and self._waiting_gradients <= 0
+            piece = samples / self._samples if samples and self._samples else 1.0
             due = self._due(self.step_time.of(task) * share * piece)
             if not (released and self._waits_in_backward):
                 now = self._read()
@@ -231,14 +210,12 @@ class PacedClock(WallClock):
 
     def _learn(self, task: Task, share: float) -> None:
         now = self._read()
-        if self.mark:
-            self._laps[task].add(now - self.mark, share)
+        if task == Task.UPDATE and self.mark:
+            self._updates.append(now - self.mark)
+            self._updated = share
         self.mark = now
 
     def _split(self) -> PacedStep:
-        own = [self._laps[task].median_s for task in _STEP]
-        if not sum(own):
-            # Without warm-up, assume one pass over the network for forward, two for backward, none for the update.
-            return PacedStep(self._total / 3, self._total * 2 / 3, 0.0)
-        forward, backward, update = (self._total * seconds / sum(own) for seconds in own)
-        return PacedStep(forward, backward, update)
+        own = min(self._total, median(self._updates)) if self._updates else 0.0
+        passes = self._total - own
+        return PacedStep(passes * FORWARD_SHARE, passes * BACKWARD_SHARE, own / self._updated)

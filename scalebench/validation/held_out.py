@@ -42,7 +42,7 @@ from scalebench.cluster.operation import Kind, Operation
 from scalebench.comm.base import Overlap
 from scalebench.pricing.devices import Stated, gradients_of, step_table
 from scalebench.pricing.overlap import bucket_plan
-from scalebench.pricing.step_times import BACKWARD_SHARE
+from scalebench.system.clock import BACKWARD_SHARE
 from scalebench.validation.measurements import (
     calibrating_rows,
     communication_s,
