@@ -34,7 +34,7 @@ MEASURABLE = tuple(name for name in engines.NAMES if engines.named(name).is_meas
 _JOINS = "mpi"  # engine of the ranks that measure
 _MOST_RANKS = 16
 _LIMIT_S = 180.0
-_PROBE = 13  # version of the probe: another number makes cached files stale
+_PROBE = 14  # version of the probe: another number makes cached files stale
 _PLACES = 4  # groups of nodes, at most
 _SIZES = (4, 4 << 10, 64 << 10, 256 << 10, 1 << 20, 4 << 20, 16 << 20)  # bytes, between nodes
 _PACKAGES = ("torch", *TRANSPORTS)
@@ -73,7 +73,8 @@ def measure_engine_costs(
     Costs measured on this machine with these versions are read from `cache_dir`; else measuring takes `seconds` at
     most. Costs disturbed by other programs are not kept in `cache_dir`. With mpi come the entries mpi-onesided (lock,
     fetch, store, unlock), mpi-server (a request and its reply), mpi-server-busy (the server's part of it),
-    mpi-broadcast, mpi-reduce and the linear ones of both.
+    mpi-broadcast, mpi-reduce and the linear ones of both; with gloo come gloo-allgather, gloo-reduce-scatter and
+    gloo-send (one message).
 
     Raises:
         EngineError: an engine is missing, or measuring it failed; the message has the first line of the cause.

@@ -93,7 +93,7 @@ class EngineCost(BaseModel):
     def at(self, factor: float) -> EngineCost:
         """Return the costs on a machine whose reference step takes `factor` times as long.
 
-        Horovod's cycle is a timer, collectives of gloo (`SCHEDULED`) wait for the scheduler, and links between nodes
+        Horovod's cycle is a timer, operations of gloo (`SCHEDULED`) wait for the scheduler, and links between nodes
         have their own speed: these do not scale with the speed of the machine.
         """
         if self.nodes > 1:
@@ -101,7 +101,7 @@ class EngineCost(BaseModel):
         scaled: dict[str, object] = {
             name: getattr(self, name) * factor for name in ("negotiation_s", "per_step_s", "alone_s")
         }
-        if self.engine not in SCHEDULED:
+        if self.engine.partition("-")[0] not in SCHEDULED:
             points = [(nbytes, seconds * factor) for nbytes, seconds in self.points]
             message_s = None if self.message_s is None else self.message_s * factor
             scaled |= {"alpha_s": self.alpha_s * factor, "message_s": message_s, "points": points}

@@ -117,7 +117,9 @@ class Costs:
         return near.latency_s + nbytes / near.bandwidth_bytes_per_s if charges_near else 0.0
 
     def _message(self, operation: Operation) -> float:
-        return self.network.time(operation)
+        """Return the cost of a message, by the engine if its messages were measured, else by the network alone."""
+        entry = f"{self.engine}-send"
+        return self._corrected(operation, entry) if self.engines.has(entry) else self.network.time(operation)
 
     def _by_engine(self, operation: Operation) -> float:
         """Return the cost of an allreduce, by the engine that carries it."""

@@ -51,7 +51,8 @@ def release_shares(sizes: Sequence[int]) -> list[float]:
 
 def slowness_of(run: Run, rank: int) -> Callable[[float], float] | None:
     """Return the factor on compute of worker `rank` at a moment of training, by slowdown and slow_windows."""
-    always, windows = run.virtual.slowdown.get(rank, 1.0), run.virtual.slowness(rank)
+    always = run.virtual.slowdown.get(rank, 1.0)
+    windows = run.virtual.slowness(rank)
     if windows is None and always == 1.0:
         return None
     return lambda now: always * (windows(now) if windows is not None else 1.0)
@@ -154,8 +155,10 @@ class PacedClock(WallClock):
                 self._learn(task, share)
                 return
             released = task == Task.BACKWARD and self._gradients > 0 and self._waiting_gradients <= 0
+            # A micro-batch takes its share of the step.
             piece = samples / self._samples if samples and self._samples else 1.0
             due = self._due(self.step_time.of(task) * share * piece)
+            # Otherwise the pass ended with communication, which the hook of the last gradient has told apart.
             if not (released and self._waits_in_backward):
                 now = self._read()
                 self._behind = max(0.0, now - due)
@@ -194,6 +197,7 @@ class PacedClock(WallClock):
             due = self._due(self.step_time.backward_s)
             if self._waits_in_backward and not self._waiting_gradients:
                 self._behind = max(0.0, self._read() - due)
+            # The gradients share the pass without its rest, the time that it takes after the last of them.
             sleep_until(self.mark + share * (due - self._rest - self.mark))
             self._released = self._read()
 
@@ -206,6 +210,7 @@ class PacedClock(WallClock):
             seconds *= self._samples / self._samples_of_target
         if self._slowness is not None:
             seconds *= self._slowness(self.ledger.total_s)
+        # Time lost before is made up: the device would have begun earlier.
         return self.mark - self._behind + seconds
 
     def _learn(self, task: Task, share: float) -> None:

@@ -111,7 +111,8 @@ def test_costs_scale_with_machine_speed_except_timers_and_gloo() -> None:
         assert twice.cycle_s == 1e-3
         assert (twice.negotiation_s, twice.per_step_s, twice.alone_s) == (4e-4, 6e-5, 8e-5)
     waits = ("points", "alpha_s", "message_s")
-    assert [getattr(gloo.at(2.0), name) for name in waits] == [getattr(gloo, name) for name in waits]
+    for entry in (gloo, gloo.model_copy(update={"engine": "gloo-send"})):
+        assert [getattr(entry.at(2.0), name) for name in waits] == [getattr(entry, name) for name in waits]
     assert MPI.at(2.0).message_s is None
 
 

@@ -33,6 +33,15 @@ def test_two_ranks_inside_a_node_have_the_measured_cost():
     assert prices.time(reduce(MIB, (0, 1))) == pytest.approx(5e-3)
 
 
+def test_a_message_has_the_measured_cost_of_its_engine():
+    prices, others = costs(entry("mpi-send", 2e-3)), costs(entry("gloo-send", 2e-3))
+    network = prices.network
+    assert prices.time(message(MIB, 0, 1)) == pytest.approx(2e-3)
+    assert others.time(message(MIB, 0, 1)) == network.time(message(MIB, 0, 1)) < 1e-3
+    between = costs(entry("mpi-send", 2e-3), per_node=1)
+    assert between.time(message(MIB, 0, 1)) > between.network.time(message(MIB, 0, 1)), "and that of its software"
+
+
 def test_more_ranks_inside_a_node_scale_by_the_network_model():
     prices = costs(entry("mpi", 7e-3))
     network = prices.network

@@ -1,4 +1,7 @@
-"""Costs of gloo, and of DDP's hooks and wrapper in a step.
+"""Costs of gloo's collectives and messages, and of DDP's hooks and wrapper in a step.
+
+Workers that hold parts of a model gather, scatter and send: of few bytes an allgather takes longer here than an
+allreduce, of which the network model makes it half.
 
 gloo's threads wait for the scheduler: costs are measured in seconds, not in reference steps.
 """
@@ -23,14 +26,18 @@ from scalebench.calibration.probes.probe_rounds import (
     of_a_lone_worker,
 )
 from scalebench.cluster.engine_costs import EngineCost
+from scalebench.comm.base import Communicator
 from scalebench.comm.engines.base import Place
 from scalebench.comm.engines.gloo import ENGINE
 from scalebench.models.flat import side_by_side
 from scalebench.training.reference_step import Step, reference_network
 
+_COARSE_GRID = (4, 4 << 10, 64 << 10, 1 << 20, 4 << 20)  # bytes
+_GATHER, _SCATTER, _SEND = (f"{ENGINE.name}-{kind}" for kind in ("allgather", "reduce-scatter", "send"))
+
 
 def measure(rounds: ProbeRounds, source: str) -> tuple[Found, list[EngineCost]]:
-    """Measure gloo's allreduce, and the cost per step of DDP."""
+    """Measure gloo's collectives and messages, and the cost per step of DDP."""
     buffers = {nbytes: torch.zeros(nbytes // 4) for nbytes in GRID}
 
     def one_round() -> list[Sample]:
@@ -39,6 +46,8 @@ def measure(rounds: ProbeRounds, source: str) -> tuple[Found, list[EngineCost]]:
                 rounds.after_computing((ENGINE.name, nbytes), partial(comm.allreduce_, buffers[nbytes]))
                 for nbytes in GRID
             ]
+            for nbytes in _COARSE_GRID:
+                samples += _of_parts(rounds, comm, nbytes)
             samples += beside_reference(rounds, ("joined", 0), _ddp_step(), operator.sub)
         return samples + of_a_lone_worker(ENGINE.name, rounds, _ddp_step)
 
@@ -49,16 +58,38 @@ def measure(rounds: ProbeRounds, source: str) -> tuple[Found, list[EngineCost]]:
     sizes, seconds = zip(*curve, strict=True)
     bucket = sum(parameter.numel() for parameter in reference_network().parameters())  # DDP's only one
     bucket_s = float(np.interp(4 * bucket, sizes, seconds))
+    made = partial(entry, ranks=rounds.mpi.size, source=source)
+    others = [made(name, found.curve(name, _COARSE_GRID, relative=False)) for name in (_GATHER, _SCATTER, _SEND)]
     return found, [
-        entry(
+        *others,
+        made(
             ENGINE.name,
             curve,
-            ranks=rounds.mpi.size,
-            source=source,
             message_s=found.least((ENGINE.name, 4), relative=False),
             per_step_s=max(0.0, found.seconds(("joined", 0), relative=False) - bucket_s),
             alone_s=alone_s,
-        )
+        ),
+    ]
+
+
+def _of_parts(rounds: ProbeRounds, comm: Communicator, nbytes: int) -> list[Sample]:
+    """Time an allgather of so many bytes of each rank, a reduce-scatter of so many in all, and a message."""
+    numbers = max(1, nbytes // (4 * comm.size))
+    own, whole, message = torch.zeros(numbers), torch.zeros(numbers * comm.size), torch.zeros(nbytes // 4)
+
+    def there_and_back() -> None:
+        if comm.rank == 0:
+            comm.send(message, 1)
+            comm.recv_(message, 1)
+        elif comm.rank == 1:
+            comm.recv_(message, 0)
+            comm.send(message, 0)
+
+    both_ways = rounds.after_computing((_SEND, nbytes), there_and_back)
+    return [
+        rounds.after_computing((_GATHER, nbytes), partial(comm.allgather, message)),
+        rounds.after_computing((_SCATTER, nbytes), partial(comm.reduce_scatter_, own, whole)),
+        both_ways._replace(seconds=both_ways.seconds / 2, each=tuple(seconds / 2 for seconds in both_ways.each)),
     ]
 
 
