@@ -7,7 +7,7 @@ from pathlib import Path
 
 from pydantic import BaseModel
 
-from scalebench.records.schema import ENVIRONMENT_COLUMNS, SCHEMA_VERSION, Doc, EpochRow, RunRow, kinds
+from scalebench.records.schema import ENVIRONMENT_COLUMNS, SCHEMA_VERSION, Doc, ElasticRow, EpochRow, RunRow, kinds
 
 _WAITING = """\
 `wait_s` is the part of `comm_s` in which a worker is idle because another one is not ready. Transfer, merging, and the
@@ -96,6 +96,13 @@ source `nvml`. Paced and virtual runs have no energy: the energy used here is no
 """
 
 
+_ELASTIC = """\
+`scalebench run --elastic` makes [runs that go on when a worker dies](clusters.md#elastic-runs). Their times hold what
+was lost, so that no figure, law, ratio or check reads this table; the report shows it. The columns `interrupted_...`
+list a value for each interruption, the first one first; `null` is a rank that the launcher did not name.
+"""
+
+
 _COST = """\
 `cost_core_hours` and `cost_gpu_hours` are what the training holds of a machine, in every execution: the cores in which
 the workers compute (`workers` x `threads_per_worker`) and, where they compute on GPUs, one GPU for each, from the
@@ -129,9 +136,9 @@ def data_dictionary_markdown() -> str:
             f"Schema version {SCHEMA_VERSION}. This page is generated from the row models in",
             "`scalebench/records/schema.py`; a test keeps it equal to them.",
             "",
-            "A study's folder `results/<study>/` holds `runs.csv`, `epochs.csv`, `study.yaml` (what was run, resolved)",
-            "and `provenance/` (one JSON file per launch environment). Rows are appended and never rewritten. A run's",
-            "epoch rows are written first; its row in `runs.csv` commits them. An empty cell means *not measured*,",
+            "A study's folder `results/<study>/` holds `runs.csv`, `epochs.csv`, `elastic.csv` where runs were elastic,",
+            "`study.yaml` (what was run, resolved) and `provenance/` (one JSON file per launch environment). Rows are",
+            "appended and never rewritten. A run's epoch rows are written first; its row in `runs.csv` commits them. An empty cell means *not measured*,",
             "never zero. Text that a spreadsheet would take for a formula is preceded by an apostrophe.",
             "",
             "provenance/ describes processor, memory, GPUs and network of the node on which the command ran; if real",
@@ -148,6 +155,11 @@ def data_dictionary_markdown() -> str:
             "## epochs.csv: one row per run, attempt and epoch",
             "",
             *_dictionary(EpochRow),
+            "",
+            "## elastic.csv: one row per elastic run and attempt",
+            "",
+            _ELASTIC,
+            *_dictionary(ElasticRow),
             "",
             "## Synchronisations and calls",
             "",

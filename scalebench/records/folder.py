@@ -14,6 +14,7 @@ from scalebench.errors import ResultsError, writing
 from scalebench.system.atomic_write import write_atomic
 
 RUNS, EPOCHS = "runs.csv", "epochs.csv"
+ELASTIC = "elastic.csv"  # runs that went on without ranks that died: in no figure, law or ratio
 STUDY = "study.yaml"
 CALIBRATION = "calibration.json"
 PLANNED = "planned.json"

@@ -16,7 +16,10 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+from scalebench.errors import writing
 from scalebench.records import machine_facts
+from scalebench.records.folder import PROVENANCE
+from scalebench.system.atomic_write import write_atomic
 from scalebench.system.hardware import memory_mib
 
 # Variables that change timings: threads, communication libraries, allocators.
@@ -125,6 +128,15 @@ def as_json(facts: Mapping[str, Any]) -> str:
 def name_of(facts: Mapping[str, Any]) -> str:
     """Return the name of that file without .json, a hash of its content."""
     return hashlib.sha256(as_json(facts).encode()).hexdigest()[:12]
+
+
+def keep(folder: Path, facts: Mapping[str, Any]) -> str:
+    """Write a description of the environment as provenance/<hash>.json in `folder`; return the hash."""
+    digest = name_of(facts)
+    path = folder / PROVENANCE / f"{digest}.json"
+    with writing(path):
+        write_atomic(path, as_json(facts))
+    return digest
 
 
 def _redacted(value: Any, environment: Mapping[str, str], *, short: bool = False) -> Any:

@@ -1,8 +1,8 @@
-"""Columns of runs.csv (one tidy row per run and attempt) and epochs.csv (one per run, attempt and epoch).
+"""Columns of runs.csv (one tidy row per run and attempt), epochs.csv (one per run, attempt and epoch) and elastic.csv.
 
 Names are snake_case with SI units at their end. A value that was not measured is None and becomes an empty cell, never
 zero. Statistics are computed from these rows and never stored. The data dictionary in the documentation is generated
-from the two models.
+from the models.
 
 Columns hold values within limits. Others are damage, which would spoil statistics.
 
@@ -349,6 +349,67 @@ class EpochRow(_Row):
     ] = None
 
 
+class ElasticRow(_Row):
+    """One attempt at an elastic run."""
+
+    schema_version: Annotated[int, Doc("version of this table")] = SCHEMA_VERSION
+    study: Annotated[str, Doc("name of the study")]
+    run_id: Annotated[str, Doc("name of the run within its study, as in runs.csv")]
+    config_hash: Annotated[str, Doc("hash of everything that determines the result of the run without interruptions")]
+    attempt: Annotated[int, Doc("1 for the first try; the latest attempt counts")]
+    status: Annotated[Status, Doc("completed, failed, diverged (loss became NaN or infinite), timeout")]
+    error: Annotated[str | None, Doc("reason why the run was not completed, one line")] = None
+    engine: Annotated[EngineName, Doc("communication engine")]
+    launcher: Annotated[str, Doc("elastic launcher: torchrun or horovodrun")]
+    oversubscribed: Annotated[bool, Doc("more workers x (compute + progress threads) than cores")]
+    strategy: Annotated[str, Doc("strategy by which the replicas synchronise")]
+    strategy_options: Annotated[
+        str, BeforeValidator(_as_json), Doc("strategy options as written, JSON with sorted keys")
+    ] = "{}"
+    model: Annotated[str, Doc("model with its options")]
+    dtype: Annotated[str, Doc("floating-point type of the training: float32, float64, bfloat16")]
+    dataset: Annotated[str, Doc("data set with its options")]
+    epochs: Annotated[int, Doc("requested epochs")]
+    seed: Annotated[int, Doc("seed of weights and batches")]
+    repetition: Annotated[int, Doc("0-based; runs that differ in nothing else are repetitions")]
+    workers: Annotated[int, Doc("workers at the start")]
+    workers_at_end: Annotated[int | None, Doc("workers at the end")] = None
+    dealt_anew: Annotated[bool, Doc("the data were dealt anew, to fewer workers")] = False
+    max_restarts: Annotated[int, Doc("interruptions after which the run would have gone on")]
+    interruptions: Annotated[int, Doc("times that a worker died and the run went on")]
+    interrupted_utc: Annotated[
+        str | None, BeforeValidator(_as_json), Doc("time of each interruption, ISO 8601, UTC, JSON list")
+    ] = None
+    interrupted_rank: Annotated[
+        str | None, BeforeValidator(_as_json), Doc("rank that died, by its number at the start, JSON list")
+    ] = None
+    interrupted_host: Annotated[
+        str | None, BeforeValidator(_as_json), Doc("node of that rank, as host_hash, JSON list")
+    ] = None
+    interrupted_epoch: Annotated[
+        str | None, BeforeValidator(_as_json), Doc("epoch that was begun again, 0-based, JSON list")
+    ] = None
+    interrupted_lost_s: Annotated[
+        str | None,
+        BeforeValidator(_as_json),
+        Doc("training since the last committed epoch, which was lost, JSON list", "s"),
+    ] = None
+    interrupted_pause_s: Annotated[
+        str | None,
+        BeforeValidator(_as_json),
+        Doc("from the death of the rank until training went on, JSON list", "s"),
+    ] = None
+    total_s: Annotated[
+        float | None,
+        Doc("from the first step to the end of the last epoch, with what was lost, pauses and evaluations", "s"),
+    ] = None
+    metric_name: Annotated[Literal["accuracy", "r2"] | None, Doc("metric of final_metric")] = None
+    final_metric: Annotated[float | None, Doc("metric of the consensus model on the held-out split, at the end")] = None
+    started_utc: Annotated[str | None, Doc("start of the run, ISO 8601, UTC")] = None
+    host_hash: Annotated[str | None, Doc("hash that identifies the machine without naming it")] = None
+    provenance: Annotated[str | None, Doc("file of provenance/ that describes the environment, without .json")] = None
+
+
 def columns(row_type: type[BaseModel]) -> list[str]:
     """Return the header of the table of `row_type`."""
     return list(row_type.model_fields)
@@ -376,7 +437,7 @@ WITHIN = {
 }
 ROUNDING = 1e-6  # relative excess of a part over its whole that rounding may cause
 _WHOLE_TIMES = ("train_s", "time_to_target_s", "elapsed_s", "epoch_s_max")
-_KINDS = kinds(EpochRow) | kinds(RunRow)
+_KINDS = kinds(ElasticRow) | kinds(EpochRow) | kinds(RunRow)
 WORKER_LISTS = tuple(name for name in RunRow.model_fields if name.startswith("worker_") and name != "worker_weights")
 _TEXTS = {
     "worker_nodes": re.compile(r"\S+"),
@@ -393,7 +454,7 @@ def _time_columns(row_type: type[BaseModel]) -> list[str]:
     return [name for name, unit in units.items() if unit == "s"]
 
 
-_TIMES = frozenset(_time_columns(RunRow) + _time_columns(EpochRow))
+_TIMES = frozenset(_time_columns(RunRow) + _time_columns(EpochRow) + _time_columns(ElasticRow))
 
 
 def other_columns(row_type: type[BaseModel]) -> list[str]:

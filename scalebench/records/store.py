@@ -12,8 +12,8 @@ from typing import Any
 from scalebench.errors import ResultsError, reading, writing
 from scalebench.records.append_only import AppendOnlyTable
 from scalebench.records.attempts import Attempts
-from scalebench.records.folder import EPOCHS, PROVENANCE, RUNS
-from scalebench.records.provenance import as_json, name_of
+from scalebench.records.folder import EPOCHS, RUNS
+from scalebench.records.provenance import keep
 from scalebench.records.schema import EpochRow, RunRow, columns
 from scalebench.study.choices import RESULTS_OF_A_TRIAL
 from scalebench.system.atomic_write import write_atomic
@@ -85,11 +85,7 @@ class Store:
 
     def keep_provenance(self, facts: Mapping[str, Any]) -> str:
         """Write a description of the environment as provenance/<hash>.json; return the hash."""
-        digest = name_of(facts)
-        path = self.folder / PROVENANCE / f"{digest}.json"
-        with writing(path):
-            write_atomic(path, as_json(facts))
-        return digest
+        return keep(self.folder, facts)
 
     def close(self) -> None:
         self._runs.close()

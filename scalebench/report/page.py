@@ -32,6 +32,7 @@ from scalebench.records.provenance import redactor
 from scalebench.report.answer import answer
 from scalebench.report.comparison import Comparison, as_text, comparisons
 from scalebench.report.drawings import StyleSheet, drawing_all, inlined
+from scalebench.report.elastic import elastic_table
 from scalebench.report.origin import machines, rerun_of, study_facts
 from scalebench.study.cell import PLACE, Cell
 from scalebench.study.choices import BASELINES, LIBRARY_BASELINES
@@ -147,6 +148,7 @@ def tables(results: Results, compared: Sequence[Comparison]) -> list[Table]:
         _split(results),
         _agreement(results),
         _failed(results),
+        elastic_table(results.folder),
     ]
     return [
         replace(table, notes=[*filter(None, table.notes), *map("{}.".format, table.told())])
