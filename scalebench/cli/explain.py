@@ -57,7 +57,9 @@ def explain(name: str, sets: tuple[str, ...], **flags: Any) -> None:
     for paragraph in rule_of(cls):
         click.echo(textwrap.indent(paragraph, "  ") + "\n")
     _print_table("Options", ("option", "type", "default", "range", "what it says"), options_of(cls))
-    click.echo(f"source: {cls.source}\nengines: {', '.join(entry.engines)}\n")
+    click.echo(f"source: {cls.source}\nengines: {', '.join(entry.engines)}")
+    elastic = [f"{engine} ({launcher})" for engine, launcher in entry.elastic.items()]
+    click.echo(f"elastic: {', '.join(elastic) or 'no'}\n")
     try:
         plan = plan if asked else _plan(strategy, options, flags, others)
     except UsageError as error:  # the default study does not suit it

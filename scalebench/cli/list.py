@@ -46,6 +46,11 @@ def strategy_rows() -> list[tuple[str, ...]]:
     from scalebench.launch import engine_choice
 
     known = [
-        (each.name, each.summary, f"runs on {', '.join(each.engines)}") for each in engine_choice.describe_strategies()
+        (
+            each.name,
+            each.summary,
+            f"runs on {', '.join(each.engines)}" + (f"; elastic on {', '.join(each.elastic)}" if each.elastic else ""),
+        )
+        for each in engine_choice.describe_strategies()
     ]
     return [*known, ("file.py:Class", "your own: a class derived from scalebench.strategies.base.Strategy", "")]

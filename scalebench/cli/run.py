@@ -61,6 +61,8 @@ _PANELS = {  # of `--help`; the options that are in none stand in the last
         "--until",
         "--retry",
         "--shard",
+        "--elastic",
+        "--max-restarts",
         "--fail-fast",
         "--jobs",
         "--launcher",
@@ -101,6 +103,15 @@ def _refuse_noisy(context: click.Context, option: click.Parameter, given: bool) 
 @click.option("--new", is_flag=True, help="A changed study of the same name goes to a folder of its own, NAME-2 ...")
 @click.option("--retry", is_flag=True, help="Make the failed runs again, and no other.")
 @click.option("--shard", type=int, metavar="NUMBER", help="Make one shard of a study that was submitted as jobs.")
+@click.option("--elastic", is_flag=True, help="Make native runs that go on if a worker dies; kept apart.")
+@click.option(
+    "--max-restarts",
+    type=click.IntRange(min=0),
+    default=3,
+    show_default=True,
+    metavar="NUMBER",
+    help="With --elastic: workers that may die before a run fails.",
+)
 @launcher_option
 @keep_going_option
 @click.option("--dry-run", is_flag=True, help="Show the runs and an estimate, and run nothing.")
@@ -114,6 +125,8 @@ def run(
     new: bool,
     retry: bool,
     shard: int | None,
+    elastic: bool,
+    max_restarts: int,
     fail_fast: bool,
     against: tuple[str, ...],
     full: bool,
@@ -141,6 +154,8 @@ def run(
     strategies = list(flags.pop("strategies")) or None
     is_another = bool(new or strategies or sets or until or _chosen("output", *flags))
     make = partial(run_plan, jobs=jobs, fail_fast=fail_fast, only_failed=retry, against=against, full=full)
+    if elastic and (retry or shard is not None):
+        raise UsageError("--elastic: expected neither --retry (the same command makes failed runs again) nor --shard")
     if shard is not None:
         if study is None or is_another:
             raise UsageError("--shard: expected the folder of a submitted study, and no option that changes the study")
@@ -160,6 +175,10 @@ def run(
     from scalebench.launch.planning import plan_study
 
     plan = plan_study(wanted)
+    if elastic:
+        from scalebench.cli.run_elastic import run_elastic_plan
+
+        return run_elastic_plan(plan, output, restarts=max_restarts, fail_fast=fail_fast, dry_run=dry_run)
     if not dry_run:
         return make(plan, output)
     from scalebench.cli.dry_run import show_plan

@@ -33,6 +33,7 @@ class StrategyEngines:
     engines: tuple[str, ...]  # of ENGINES, the preferred native one first, `virtual` last
     missing: dict[str, tuple[str, ...]]  # capabilities that each other engine lacks
     one_worker: bool
+    elastic: dict[str, str]  # launchers that let a run go on without a worker that died, by engine
 
 
 def describe_strategies() -> list[StrategyEngines]:
@@ -52,7 +53,12 @@ def describe_strategy(name: str) -> StrategyEngines:
     able = [engine for engine in ENGINES if engine not in missing]
     preferred = {engine: place for place, engine in enumerate(cls.engines)}
     able.sort(key=lambda engine: (engine == VIRTUAL, preferred.get(engine, len(preferred))))
-    return StrategyEngines(name, cls.summary, cls.source, tuple(able), missing, not cls.requires)
+    elastic = {
+        engine: launcher
+        for engine in able
+        if (launcher := engines.named(engine).elastic_launcher) and registry.create(name, {}, engine).traits.resumes
+    }
+    return StrategyEngines(name, cls.summary, cls.source, tuple(able), missing, not cls.requires, elastic)
 
 
 def _between_batches(strategy: Strategy, engine: str) -> frozenset[Capability]:

@@ -233,6 +233,7 @@ class PartsOfModel(Strategy):
             tensor=mesh.tensor,
             folded=mesh.folded,
             micro_batches=self.pieces(),
+            resumes=False,  # a part that is lost is held by no other worker of its replica
         )
 
     @property

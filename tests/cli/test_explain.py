@@ -36,6 +36,12 @@ def test_the_rule_is_the_formula_of_the_class_that_has_the_name() -> None:
     assert "w <- (1/K) sum_j w_j" in explain("epoch_average")
 
 
+def test_it_is_told_where_a_strategy_is_elastic() -> None:
+    assert "elastic: gloo (torchrun), horovod (horovodrun), nccl (torchrun)\n" in explain("epoch_average")
+    assert "elastic: horovod (horovodrun)\n" in explain("horovod")
+    assert "elastic: no\n" in explain("pipeline")
+
+
 def test_traffic_that_depends_on_time_is_marked() -> None:
     assert "order depends on time" in explain("asp", "--workers", "2", "--dataset", "wine")
     assert "order depends on time" not in explain("bsp", "--workers", "2", "--dataset", "wine")

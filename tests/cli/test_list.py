@@ -40,6 +40,7 @@ def test_strategies_name_their_engines() -> None:
     said = CliRunner().invoke(main, ["list", "strategies"]).output
     assert "runs on horovod, virtual" in said
     assert "runs on mpi, gloo, horovod, nccl, virtual" in said
+    assert "runs on gloo, nccl, virtual; elastic on gloo, nccl" in said
 
 
 def test_list_alone_says_what_can_be_listed():
