@@ -6,7 +6,6 @@ Their time holds interruptions, so that they have a table of their own, and no r
 from __future__ import annotations
 
 import os
-import shutil
 from collections.abc import Sequence
 from contextlib import suppress
 from datetime import UTC, datetime
@@ -19,6 +18,7 @@ from scalebench.errors import EngineError, StudyError
 from scalebench.formatting import counted
 from scalebench.launch.elastic_launch import ElasticLaunch
 from scalebench.launch.hosts import reachable
+from scalebench.launch.logs import new_logs, redact_logs, remove_logs
 from scalebench.launch.planning import StudyPlan
 from scalebench.launch.reporting import Reporter, Tally
 from scalebench.launch.sweep import is_oversubscribed
@@ -135,32 +135,25 @@ class _ElasticStudy:
             ended = self._launch(run)
             with interruption.shielded():
                 self._record(run, ended, started_utc)
-            self._tally.remaining -= ended.outcome.status == "completed"
+            self._tally.remaining -= 1
             self._tally.count(run, ended.outcome)
             self._reporter.ended(run, ended.outcome)
 
     def _launch(self, run: Run) -> ElasticOutcome:
-        """Make one run; its files stay if it failed, but for its checkpoints."""
-        folder = self._tally.folder / "logs" / datetime.now(UTC).strftime("%Y%m%dT%H%M%S%f")
-        completed = False
+        """Make one run; its logs stay if it failed."""
+        logs, failed = new_logs(self._tally.folder), False
+        weights = self._tally.folder / "weights" / "elastic"
+        data, patience_s = self._plan.prepared.folders[run.workers], self._plan.study.patience
         try:
             with using(engines.named(run.engine).elastic_launcher):
-                launch = ElasticLaunch(
-                    run,
-                    self._plan.prepared.folders[run.workers],
-                    folder,
-                    self._tally.folder / "weights" / "elastic",
-                    self._restarts,
-                    self._plan.study.patience,
-                )
-                ended = launch.execute()
-            completed = ended.outcome.status == "completed"
+                ended = ElasticLaunch(run, data, logs, weights, self._restarts, patience_s).execute()
+            failed = ended.outcome.status != "completed"
             return ended
         finally:
-            if completed:
-                shutil.rmtree(folder, ignore_errors=True)
-                with suppress(OSError):  # the folder holds logs of earlier commands
-                    folder.parent.rmdir()
+            if failed:
+                redact_logs(logs)
+            else:
+                remove_logs(logs)
 
     def _record(self, run: Run, ended: ElasticOutcome, started_utc: str) -> None:
         row = elastic_row(

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import math
 import os
-import shutil
 import time
 from collections.abc import Sequence
 from contextlib import suppress
@@ -28,6 +27,7 @@ from scalebench.comm.launchers.choice import using
 from scalebench.errors import writing
 from scalebench.formatting import Detail, seconds
 from scalebench.launch.calibrating import request_of
+from scalebench.launch.logs import new_logs, redact_logs, remove_logs
 from scalebench.launch.model_check import look_at_model
 from scalebench.launch.planning import StudyPlan
 from scalebench.launch.real_runs import RealRuns
@@ -35,7 +35,6 @@ from scalebench.launch.reporting import Reporter, Tally
 from scalebench.launch.sweep import is_oversubscribed, is_simulated
 from scalebench.launch.traffic import TrafficCheck
 from scalebench.launch.work import Ended, Stage, Work, WorkQueue
-from scalebench.native.job_files import HEARTBEATS
 from scalebench.pricing.charges import carrier
 from scalebench.records.attempts import Attempts
 from scalebench.records.folder import CALIBRATION, EPOCHS, PLANNED, RUNS, STUDY, require_writable
@@ -260,7 +259,7 @@ class StudyRun:
     def _launch(self, runs: list[Run]) -> None:
         """Make `runs` in real processes; keep the logs of these if a run failed."""
         failed_before = len(self.tally.failed)
-        logs = self.folder / "logs" / datetime.now(UTC).strftime("%Y%m%dT%H%M%S%f")
+        logs = new_logs(self.folder)
         try:
             RealRuns(
                 self.plan.prepared.folders,
@@ -278,11 +277,9 @@ class StudyRun:
             ).launch(runs)
         finally:
             if len(self.tally.failed) == failed_before:
-                shutil.rmtree(logs, ignore_errors=True)
-                with suppress(OSError):  # the folder holds logs of earlier commands
-                    logs.parent.rmdir()
+                remove_logs(logs)
             else:
-                _redact_logs(logs)
+                redact_logs(logs)
 
     def _note_unmeasured(self, runs: Sequence[Run], known: EngineCosts) -> None:
         """Name the engines of virtual runs on this machine of which no cost is known, beside others that are."""
@@ -422,18 +419,6 @@ def _processes(runs: Sequence[Run]) -> str:
         return f"{runs[0].execution} workers"
     *names, last = sorted({run.engine for run in runs}, key=engines.NAMES.index)
     return f"{', '.join(names)} and {last} processes" if names else f"{last} processes"
-
-
-def _redact_logs(folder: Path) -> None:
-    """Take names and secrets out of all files that the processes of failed launches left in `folder`."""
-    for path in sorted(folder.rglob("*")):
-        with suppress(OSError):
-            if path.name == HEARTBEATS:
-                path.unlink()  # no text: names of hosts between numbers, which a rank that has not ended yet may write
-            elif path.is_file() and not path.is_symlink():
-                text = path.read_bytes().decode(errors="surrogateescape")
-                if (known := redact(text)) != text:
-                    path.write_bytes(known.encode(errors="surrogateescape"))
 
 
 def _now() -> str:
