@@ -56,15 +56,25 @@ def allocation_for(
     needed = -(-max(study.workers) // each)
     if most is not None and needed > most and study.execution in ("native", "paced"):
         where = f"partition {known.name}" if known and not (nodes or site.nodes) else "a job"
-        raise SiteError(_too_small(where, most, each, study.workers))
+        raise SiteError(_too_small(where, most, each, study.workers, stated=bool(nodes or site.nodes)))
     taken = needed + 1 if most is None else min(most, needed + 1)
     return Allocation.asked(taken, each, cores=max(cores, each), gpus=gpus)
 
 
-def _too_small(where: str, nodes: int, each: int, workers: Sequence[int]) -> str:
+def only_virtual(study: Study, allocation: Allocation) -> list[str]:
+    """Note the worker counts of a study that have virtual runs alone, for want of nodes."""
+    beyond = [str(count) for count in study.workers if count > allocation.slots]
+    if study.execution != "auto" or not beyond:
+        return []
+    nodes, each = counted(len(allocation.hosts), "node"), counted(allocation.hosts[0].slots, "worker")
+    return [f"virtual runs alone at {', '.join(beyond)} workers: a job has at most {nodes} of {each}"]
+
+
+def _too_small(where: str, nodes: int, each: int, workers: Sequence[int], *, stated: bool) -> str:
     beyond = [count for count in workers if -(-count // each) > nodes]
     fits = [count for count in workers if count not in beyond]
-    step = f"use --workers {','.join(map(str, fits))}" if fits else "use another partition"
+    others = "allow more --nodes, or nodes of site.yaml" if stated else "use another partition"
+    step = f"use --workers {','.join(map(str, fits))}" if fits else others
     return (
         f"{where} has at most {counted(nodes, 'node')} of {counted(each, 'worker')}, and "
         f"{', '.join(map(str, beyond))} workers do not fit; {step}, or --execution auto for virtual runs there"

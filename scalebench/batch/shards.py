@@ -11,9 +11,11 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Literal, NamedTuple
 
+from scalebench.comm.launchers.choice import chosen
 from scalebench.errors import StudyError, UsageError
 from scalebench.formatting import counted
-from scalebench.launch.hosts import Allocation
+from scalebench.launch.engine_choice import in_job
+from scalebench.launch.hosts import Allocation, reachable
 from scalebench.launch.planning import StudyPlan
 from scalebench.launch.sweep import Sweep
 from scalebench.native.job_files import server_ranks
@@ -123,6 +125,21 @@ def _nodes_of_counts(runs: Sequence[Run], allocation: Allocation) -> dict[int, i
         needed = min(most, -(-ranks // slots))
         nodes[run.workers] = max(nodes.get(run.workers, 1), needed)
     return nodes
+
+
+def require_nodes(shard: Shard) -> None:
+    """Refuse a job with fewer nodes than the real runs of `shard` were planned for: they would share cores.
+
+    Raises:
+        StudyError: says how many there are.
+    """
+    if shard.is_simulated or not in_job():
+        return
+    if (here := len(reachable().hosts)) < shard.nodes:
+        raise StudyError(
+            f"{shard}: it was planned for {counted(shard.nodes, 'node')}, and {chosen().name} reaches {here} in this "
+            "job; give its script as many, or submit the study anew, under another --name, with --nodes"
+        )
 
 
 def part_of(plan: StudyPlan, shard: Shard) -> StudyPlan:

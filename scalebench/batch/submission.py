@@ -17,8 +17,9 @@ from pydantic import Field, ValidationError
 
 from scalebench import __version__
 from scalebench.batch.job import BatchJob, Scheduler, script, submit
-from scalebench.batch.shards import Shard, folder_of, part_of
+from scalebench.batch.shards import Shard, folder_of, part_of, require_nodes
 from scalebench.batch.site import Site
+from scalebench.comm.launchers.choice import using
 from scalebench.errors import ResultsError, UsageError, reading, writing
 from scalebench.launch.hosts import Allocation
 from scalebench.launch.planning import StudyPlan, plan_study
@@ -169,6 +170,7 @@ def plan_of_shard(folder: Path, number: int) -> StudyPlan:
 
     Raises:
         ResultsError: the shard was begun by another version or for another study.
+        StudyError: this job has fewer nodes than the shard was planned for.
     """
     submission = read_submission(folder)
     shard = submission.shard(number)
@@ -178,7 +180,10 @@ def plan_of_shard(folder: Path, number: int) -> StudyPlan:
     with writing(place):
         place.parent.mkdir(parents=True, exist_ok=True)
         write_atomic(place.parent / BEGUN, json.dumps(begun, indent=1, sort_keys=True) + "\n")
-    return part_of(plan_study(load_study(folder / STUDY, {}, []), submission.allocation), shard)
+    study = load_study(folder / STUDY, {}, [])
+    with using(study.launcher):
+        require_nodes(shard)
+    return part_of(plan_study(study, submission.allocation), shard)
 
 
 def origin_of(place: Path) -> dict[str, Any] | None:

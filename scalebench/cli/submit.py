@@ -173,7 +173,7 @@ def _submit_study(
     dry_run: bool,
     collects: bool,
 ) -> None:
-    from scalebench.batch.resources import allocation_for, choose_launcher, limits_of
+    from scalebench.batch.resources import allocation_for, choose_launcher, limits_of, only_virtual
     from scalebench.batch.shards import divide
     from scalebench.batch.submission import Submission, Submitter, begin, made_by, submitting
     from scalebench.formatting import Detail
@@ -198,7 +198,7 @@ def _submit_study(
         made_by=made_by(),
         shards=shards,
     )
-    for note in plan.notes:
+    for note in [*only_virtual(plan.study, allocation), *plan.notes]:
         if not isinstance(note, Detail) or verbosity() > 0:
             click.echo(f"note: {note}", err=True)
     folder = output / plan.study.name

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from scalebench.batch.resources import allocation_for, limits_of
+from scalebench.batch.resources import allocation_for, limits_of, only_virtual
 from scalebench.batch.sbatch import Slurm
-from scalebench.batch.shards import divide, part_of
+from scalebench.batch.shards import divide, part_of, require_nodes
 from scalebench.batch.site import Site, SiteError
 from scalebench.errors import StudyError, UsageError
 from scalebench.launch.hosts import Allocation
@@ -158,3 +158,28 @@ def test_time_limits_are_stated_or_estimated_with_a_margin_and_bounded_by_the_si
     assert 600 < estimated(few) < estimated(many)
     assert estimated(many) % 300 == 0
     assert limits_of(plan, FOUR, Site(max_time=900), None)(many) == 900
+
+
+def test_counts_that_no_job_holds_are_noted_where_they_have_virtual_runs(clients):
+    study = load_study(None, KEYS | {"workers": "2,8,16", "execution": "auto"}, [])
+    asked = allocation_for(study, Site(), Slurm(), None, None)
+    assert only_virtual(study, asked) == ["virtual runs alone at 8, 16 workers: a job has at most 3 nodes of 2 workers"]
+    assert only_virtual(study.model_copy(update={"workers": [2, 6]}), asked) == []
+
+
+def test_nodes_that_were_stated_are_named_as_what_to_change(monkeypatch):
+    monkeypatch.setenv("PATH", "")
+    with pytest.raises(SiteError, match="at most 2 nodes of 2 workers, and 6 workers do not fit; allow more --nodes"):
+        allocation_for(load_study(None, KEYS | {"workers": "6"}, []), Site(cores_per_node=2), Slurm(), 2, None)
+
+
+@needs_mpi
+def test_a_shard_is_refused_in_a_job_of_fewer_nodes(monkeypatch):
+    large, middle, small = divided(planned())
+    require_nodes(large)  # by hand, outside of jobs
+    monkeypatch.setenv("SLURM_JOB_ID", "17")
+    monkeypatch.setattr("scalebench.batch.shards.reachable", lambda: Allocation.asked(2, 2))
+    with pytest.raises(StudyError, match=r"shard 1 .*: it was planned for 3 nodes, and mpirun reaches 2 in this job"):
+        require_nodes(large)
+    require_nodes(middle)
+    require_nodes(small)
