@@ -9,10 +9,10 @@ from types import TracebackType
 from typing import Any
 
 from scalebench.errors import ResultsError
+from scalebench.records.append_only import AppendOnlyTable
 from scalebench.records.folder import ELASTIC
 from scalebench.records.reading import read_table
 from scalebench.records.schema import ElasticRow
-from scalebench.records.table import AppendOnlyTable
 from scalebench.study.spec import Component, Run
 from scalebench.training.outcome import Outcome
 
