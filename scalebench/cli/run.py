@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -142,31 +141,24 @@ def run(
     runs under way, a second one abandons them.
 
     A folder of results, or the study.yaml in it, goes on there, wherever that is, unless other options than those of
-    how to run it make it another study.
-
-    Every key of a study that has no option here is set by --set; `scalebench schema` has them all.
+    how to run it make it another study. Keys of a study without an option here are set by --set; `scalebench schema`
+    has them all.
 
     The exit code is 0 if every run was made, 1 if one failed, 2 for a request that cannot be met, 3 if runs are left
     (the last line says which, and why), and 128 + its number if a signal ended the command.
     """
     refuse_early_signal()
     _note_old_flags()
-    strategies = list(flags.pop("strategies")) or None
-    is_another = bool(new or strategies or sets or until or _chosen("output", *flags))
+    is_another = bool(new or sets or until) or _chosen("output", *flags)
     make = partial(run_plan, jobs=jobs, fail_fast=fail_fast, only_failed=retry, against=against, full=full)
-    if elastic and (retry or shard is not None):
-        raise UsageError("--elastic: expected neither --retry (the same command makes failed runs again) nor --shard")
-    if shard is not None:
-        if study is None or is_another:
-            raise UsageError("--shard: expected the folder of a submitted study, and no option that changes the study")
+    _refuse_others_beside(elastic, retry, shard, is_submitted=study is not None and not is_another)
+    if shard is not None and study is not None:
         return make(*_shard(study.parent if study.name == STUDY else study, shard))
-    if study is not None and study.is_dir():
-        study /= STUDY
+    study = study / STUDY if study is not None and study.is_dir() else study
     if study is not None and not is_another:
         study, output, flags["name"] = _where_it_lies(study, output)
-    if until is not None:
-        sets = (*sets, f"until.ci_width={until}")
-    wanted = _study(study, {**flags, "strategies": strategies}, sets, output if new else None)
+    settings = [*sets, f"until.ci_width={until}"] if until else list(sets)
+    wanted = _study(study, flags, settings, output if new else None)
     if retry and not _has_failures(output / wanted.name):
         click.echo(f"no failed runs in {output / wanted.name}/")
         return 0
@@ -187,11 +179,19 @@ def run(
     return 0
 
 
-def _study(file: Path | None, flags: dict[str, Any], sets: Sequence[str], renamed_in: Path | None) -> Study:
+def _refuse_others_beside(elastic: bool, retry: bool, shard: int | None, *, is_submitted: bool) -> None:
+    """Refuse options that have no meaning together."""
+    if elastic and (retry or shard is not None):
+        raise UsageError("--elastic: expected neither --retry (the same command makes failed runs again) nor --shard")
+    if shard is not None and not is_submitted:
+        raise UsageError("--shard: expected the folder of a submitted study, and no option that changes the study")
+
+
+def _study(file: Path | None, flags: dict[str, Any], sets: list[str], renamed_in: Path | None) -> Study:
     """Return the study in `file` with the flags over it, under a name that no folder `renamed_in` this one has."""
     from scalebench.study.load import load_study
 
-    study = load_study(file, flags, list(sets))
+    study = load_study(file, {**flags, "strategies": list(flags["strategies"]) or None}, sets)
     if renamed_in is None:
         return study
     from scalebench.records.study_file import with_a_folder_of_its_own
