@@ -147,9 +147,11 @@ def agreement(results: Results) -> pd.DataFrame:
     both = {kind: runs[runs["execution"] == kind] for kind in ("native", "virtual")}
     if supposed(results):
         both["virtual"] = both["virtual"][both["virtual"]["cluster"] != THIS_MACHINE]
-    rows, charged = [], charged_engine(results)
+    charged = charged_engine(results)
+    rows = []
     for (label, workers), native in both["native"].groupby(["label", "workers"]):
         held = set(native["engine"].unique())
+        # A study that names an engine charges its costs: native runs on another one check something else.
         if charged and charged not in held and results.study.get("engine") not in (None, "auto"):
             continue
         engine = charged if charged in held else min(held, key=PREFERRED_ENGINES.index)
@@ -160,9 +162,8 @@ def agreement(results: Results) -> pd.DataFrame:
         if virtual.empty:
             continue
         steady, simulated = _steady(native, virtual)
-        ratio = difference_interval(np.log(virtual["train_s"]), np.log(native["train_s"]), draws=(True, False)).map(
-            math.exp
-        )
+        apart = difference_interval(np.log(virtual["train_s"]), np.log(native["train_s"]), draws=(True, False))
+        ratio = apart.map(math.exp)
         rows.append(
             {
                 "label": label,
@@ -212,6 +213,7 @@ def virtual_error(results: Results) -> VirtualError | None:
         return None
     errors = np.log(fair["virtual_s"].astype(float) / fair["native_median_s"].astype(float))
     alone = fair["workers"] == 1
+    # All points of one worker check the same step time: their root mean square is one error.
     one = [math.sqrt((errors[alone] ** 2).mean())] if alone.any() else []
     engines = fair.drop_duplicates("label").set_index("label")["engine"]
     engine_of = {str(label): str(engine) for label, engine in engines.items()}
@@ -250,7 +252,7 @@ def _beside_programs(results: Results) -> VirtualError:
     engines = {str(label): charged or preferred_engine(str(name)) for label, name in strategies.items()}
     calibration = calibration_in(results.folder)
     beside = set(_OF_AN_ENGINE) if calibration is None else calibration.engines.disturbed
-    errors = {name: (_OF_AN_ENGINE if name in beside else _OF_STEPS_ALONE)[name] for name in _OF_AN_ENGINE}
+    errors = _OF_STEPS_ALONE | {name: error for name, error in _OF_AN_ENGINE.items() if name in beside}
     offsets = tuple((label, errors[name]) for label, name in engines.items() if name in errors)
     return VirtualError(_OF_ANY, CHECKED_FROM, between=_OF_A_STRATEGY, offsets=offsets, name=BESIDE_PROGRAMS)
 

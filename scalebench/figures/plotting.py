@@ -73,7 +73,7 @@ class PlotRequest:
         found = [FIGURES.find(name) for name in names]
         if self.added:
             found = [kind for kind in found if self._takes_added(kind)]
-        kept = [kind for kind in found if all(self._has(kind, panel) for panel in self.panels)]
+        kept = [kind for kind in found if self._has_panels(kind)]
         if not kept:
             known = [name for kind in found for name in kind.panels]
             having = f"{nearest(self.panels[0], known)}" if known else "its panels are chosen with --strategy"
@@ -82,7 +82,8 @@ class PlotRequest:
 
     def panels_of(self, kind: type[Figure] | Figure) -> list[str]:
         """Return the names of the wanted panels, which may be given by their letters."""
-        return [kind.panels[ord(name) - ord("a")] if len(name) == 1 else name for name in self.panels]
+        by_letter = dict(zip(ascii_lowercase, kind.panels, strict=False))
+        return [by_letter[name] if len(name) == 1 else name for name in self.panels]
 
     def _takes_added(self, kind: type[Figure]) -> bool:
         if self.names and not kind.takes_added:
@@ -90,8 +91,9 @@ class PlotRequest:
             raise UsageError(f"--add: {kind.name} shows one study; added curves are drawn in {', '.join(able)}")
         return kind.takes_added
 
-    def _has(self, kind: type[Figure], panel: str) -> bool:
-        return panel in kind.panels or (len(panel) == 1 and panel in ascii_lowercase[: len(kind.panels)])
+    def _has_panels(self, kind: type[Figure]) -> bool:
+        letters = ascii_lowercase[: len(kind.panels)]
+        return all(panel in kind.panels or panel in tuple(letters) for panel in self.panels)
 
 
 def plot(results: Results, output: Path, names: Sequence[str] = (), formats: Sequence[str] = ()) -> list[Drawn]:
@@ -102,7 +104,8 @@ def plot(results: Results, output: Path, names: Sequence[str] = (), formats: Seq
         ResultsError: none of them can be drawn, or `output` cannot be written.
     """
     request = PlotRequest(tuple(names), tuple(formats))
-    return _some_drawn([_draw(results, name, output, request) for name in request.figures()], results.folder)
+    drawn = [_draw(results, name, output, request) for name in request.figures()]
+    return _some_drawn(drawn, results.folder)
 
 
 def plot_folder(
@@ -144,7 +147,8 @@ def drawing_jobs() -> int:
 
 def slowest_first(names: Sequence[str]) -> list[str]:
     """Return the figures `names` in an order in which processes that draw them end at about the same time."""
-    return sorted(names, key=lambda name: _SLOWEST.index(name) if name in _SLOWEST else len(_SLOWEST))
+    rank = {name: place for place, name in enumerate(_SLOWEST)}
+    return sorted(names, key=lambda name: rank.get(name, len(rank)))
 
 
 def drawing_processes(jobs: int, results: Results) -> ProcessPoolExecutor:
@@ -189,9 +193,11 @@ def _some_drawn(drawn: list[Drawn], folder: Path) -> list[Drawn]:
 
 def _draw(results: Results, name: str, output: Path, request: PlotRequest, place: Path | None = None) -> Drawn:
     kind = FIGURES.create(name, {})
-    if absent := kind.absent(results):
+    absent = kind.absent(results)
+    if absent:
         return Drawn(name, [], absent, tuple(results.notes))
-    stem = (place or output / slug(str(results.runs["study"].iloc[-1]))) / name
+    own = place or output / slug(str(results.runs["study"].iloc[-1]))
+    stem = own / name
     try:
         stem.parent.mkdir(parents=True, exist_ok=True)
         files = _write(kind, results, stem, request)
@@ -221,9 +227,10 @@ def _write(kind: Figure, results: Results, stem: Path, request: PlotRequest) -> 
     data = stem.with_suffix(".csv")
     table = canvas.data()
     texts = table.select_dtypes(exclude=["number", "bool"]).columns
-    safe = {name: [to_cell(cell) if isinstance(cell, str) else cell for cell in table[name]] for name in texts}
+    for name in texts:  # escaped: a spreadsheet would compute a text that begins with an equals sign
+        table[name] = [to_cell(cell) if isinstance(cell, str) else cell for cell in table[name]]
     with open_own(data, "w") as file:
-        table.assign(**safe).to_csv(file, index=False, lineterminator="\n")  # texts are escaped for spreadsheets
+        table.to_csv(file, index=False, lineterminator="\n")
     return [*files, data]
 
 
@@ -276,7 +283,7 @@ def house_style(style: Style = REPORT) -> Iterator[None]:
     import matplotlib as mpl
 
     sheet = mpl.rc_params_from_file(Path(__file__).with_name("scalebench.mplstyle"), use_default_template=False)
-    with mpl.rc_context():
+    with mpl.rc_context():  # whatever the user's own file says, equal records give equal pictures
         mpl.rcdefaults()
         mpl.rcParams.update(sheet)
         mpl.rcParams.update(mpl.RcParams(style.parameters()))

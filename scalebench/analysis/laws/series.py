@@ -56,22 +56,26 @@ class SeriesWork:
 
     def syncs(self, n: Array) -> Array:
         """Synchronisations at `n` workers."""
-        counts, syncs, steps = (part[self._shared] for part in (self.counts, self.measured_syncs, self.measured_steps))
-        inside = _power_law(np.clip(n, counts[0], counts[-1]), counts, syncs, 0.0)
+        counts = self.counts[self._shared]
+        syncs = self.measured_syncs[self._shared]
+        steps = self.measured_steps[self._shared]
+        nearest = np.clip(n, counts[0], counts[-1])
+        inside = _power_law(nearest, counts, syncs, 0.0)
+        # Per batch they follow the steps, per epoch they are constant: the line through both tells which part is which.
         follows, constant = np.polyfit(steps, syncs, 1) if np.ptp(steps) > 0 else (0.0, syncs.mean())
         outside = np.maximum(constant + follows * self.steps(n), 0.0)
-        edge = np.maximum(constant + follows * self.steps(np.clip(n, counts[0], counts[-1])), 1e-300)
+        edge = np.maximum(constant + follows * self.steps(nearest), 1e-300)
         return _for_several(n, inside * np.where(outside > 0, outside / edge, 1.0))
 
     def bytes_sent(self, n: Array) -> Array:
         """Payload of one worker at `n` workers."""
-        counts, syncs, sent = (part[self._shared] for part in (self.counts, self.measured_syncs, self.measured_bytes))
-        each = sent / syncs
-        log = np.log2(counts)
-        at = np.interp(np.log2(np.maximum(n, 1.0)), log, each)
-        if len(counts) > 1:
+        each = self.measured_bytes[self._shared] / self.measured_syncs[self._shared]
+        log = np.log2(self.counts[self._shared])
+        log_n = np.log2(np.maximum(n, 1.0))
+        at = np.interp(log_n, log, each)
+        if len(log) > 1:
             slope = (each[-1] - each[-2]) / (log[-1] - log[-2])
-            at = at + slope * np.maximum(np.log2(np.maximum(n, 1.0)) - log[-1], 0.0)
+            at = at + slope * np.maximum(log_n - log[-1], 0.0)
         return np.maximum(at, 0.0) * self.syncs(n)
 
     @property
@@ -240,7 +244,9 @@ def _base(serial: Mapping[int, float], runs: pd.DataFrame) -> Base:
     """Return the base with the seconds of `serial` by repetition, for the `runs` of a series."""
     own = np.log(pd.Series(serial))
     logs = np.log(runs["train_s"])
-    shared = (logs - logs.groupby(runs["workers"]).transform("mean")).groupby(runs["repetition"]).mean()
+    # Noise that a repetition has at all worker counts moves serial and the curve alike, and cancels in a speedup.
+    around = logs - logs.groupby(runs["workers"]).transform("mean")
+    shared = around.groupby(runs["repetition"]).mean()
     apart = (own - shared).dropna()
     variance = float(apart.var(ddof=1)) / len(apart) if len(apart) > 1 else float("nan")
     return Base(float(own.mean()), variance, max(len(apart) - 1, 1))
@@ -266,12 +272,10 @@ def workload_of(runs: pd.DataFrame) -> SeriesWork | None:
     counts = table.index.to_numpy(dtype=float)
     steps, syncs, sent = (table[name].to_numpy() for name in _COUNTED)
     several = counts > 1
-    if (
-        runs[_COUNTED].isna().any(axis=None)
-        or not several.any()
-        or not ((steps > 0).all() and (syncs[several] > 0).all())
-    ):
+    if runs[_COUNTED].isna().any(axis=None) or not several.any():
         return None
+    if not (steps > 0).all() or not (syncs[several] > 0).all():
+        return None  # the law divides by both
     fixed_batch = runs["batch_policy"].iloc[0] == "per_worker"
     strong = runs["scaling"].iloc[0] == "strong"
     if fixed_batch:

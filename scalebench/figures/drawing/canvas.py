@@ -133,7 +133,9 @@ class Canvas:
         Panels are lettered in order; a single one has no letter. Rows of `together` panels that follow one another, as
         those of one group of series, stay on one page if they fit.
         """
-        rows = [(columns, height) for count, columns, height in grids for _ in range(-(-count // columns))]
+        rows = []
+        for count, columns, height in grids:
+            rows += [(columns, height)] * -(-count // columns)
         whole = all(count % together == 0 and together % columns == 0 for count, columns, _ in grids)
         everything = iter(self.rows(*rows, together=together // grids[0][1] if whole else 1))
         found: list[list[Panel]] = []
@@ -189,8 +191,11 @@ class Canvas:
         if max(map(_height, parts)) > room:
             parts = [[row] for row in rows]
         pages = _filled(parts, room)
+        # As many rows on each page look better than full pages and a short last one, if they fit.
         even = -(-len(parts) // len(pages))
-        alike = [list(itertools.chain(*parts[start : start + even])) for start in range(0, len(parts), even)]
+        alike = []
+        for start in range(0, len(parts), even):
+            alike.append(list(itertools.chain(*parts[start : start + even])))
         yield from alike if max(map(_height, alike)) <= room else pages
 
     def rows_of_groups(
@@ -288,9 +293,11 @@ class Canvas:
 
     def data(self) -> pd.DataFrame:
         """Return the drawn data, one row per point or bar segment."""
-        table = pd.concat([panel.data() for panel in self.panels], ignore_index=True).assign(figure=self.name)
+        table = pd.concat([panel.data() for panel in self.panels], ignore_index=True)
+        table = table.assign(figure=self.name)
         first = ["figure", "panel", "series", "execution", "engine", "workers", "oversubscribed", "quantity", "x", "y"]
-        return table.reindex(columns=[*first, *(name for name in table.columns if name not in first)])
+        others = [name for name in table.columns if name not in first]
+        return table.reindex(columns=[*first, *others])
 
     def caption(self) -> str:
         """Return the whole caption: the panels, what was run, what the marks mean, and the method."""
@@ -320,19 +327,22 @@ class Canvas:
         reader, who may set other limits, keep their locators.
         """
         self.close()
-        for page in self._pages:
-            self._finish(page, self._pages.index(page) == 0)
+        for number, page in enumerate(self._pages):
+            self._finish(page, first=number == 0)
             for panel in page.panels if fixed else ():
-                panel.ax.yaxis.set_major_locator(FixedLocator(panel.ax.yaxis.get_majorticklocs().tolist()))
+                ticks = panel.ax.yaxis.get_majorticklocs()
+                panel.ax.yaxis.set_major_locator(FixedLocator(ticks.tolist()))
             _round_places(page.figure)
         return [page.figure for page in self._pages]
 
-    def _finish(self, page: Page, first: bool) -> None:
+    def _finish(self, page: Page, *, first: bool) -> None:
         size = self._caption_pt
         names = [] if self.style.titles else [self._panel_names(page.panels)]
         sentences = [*names, *self._caption] if first else names
         lines = self._fitting(sentences) if page.foot else []
-        legends = [row for entries in self._legend_of(page) for row in self._wrap(entries)]
+        legends = []
+        for entries in self._legend_of(page):
+            legends += self._wrap(entries)
         row_in = _LEGEND_ROW_IN * self.style.scale
         tall = [max(name.count("\n") + 1 for _, name in row) for row in legends]  # lines of each row
         strip = row_in * sum(tall) + 0.08 * self.style.scale
@@ -380,7 +390,8 @@ class Canvas:
         for sentence in sentences:
             longer = textwrap.wrap(f"{text} {sentence}".strip(), across, break_on_hyphens=False)
             if len(longer) <= _MOST_LINES:
-                text, lines = f"{text} {sentence}".strip(), longer
+                text = f"{text} {sentence}".strip()
+                lines = longer
             elif not lines:
                 lines = textwrap.wrap(sentence, across, max_lines=_MOST_LINES, placeholder=" …", break_on_hyphens=False)
         return lines
