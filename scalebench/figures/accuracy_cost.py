@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -100,17 +99,13 @@ def _draw_cells(panel: Panel, own: pd.DataFrame, cost: str, look: dict[str, Look
     low, high = ("low_s", "high_s") if cost == "train_s" else (f"{cost}_low", f"{cost}_high")
     known = own[own[cost].notna()]
     panel.curve(known, "metric", look, x=cost, low="metric_low", high="metric_high", shift=False, connect=False)
-    sideways = [
-        ((left, y), (right, y)) for left, right, y in zip(known[low], known[high], known["metric"], strict=True)
-    ]
+    ends = zip(known[low], known[high], known["metric"], strict=True)
+    sideways = [((left, y), (right, y)) for left, right, y in ends]
     points = list(known[[cost, "metric"]].itertuples(index=False, name=None))
     panel.intervals(sideways, [look[name].color for name in known["series"]], points)
-    panel.keep(
-        known.rename(columns={low: "low", high: "high", cost: "y"})[
-            ["series", "execution", "engine", "workers", "oversubscribed", "y", "low", "high"]
-        ].to_dict("records"),
-        quantity=cost,
-    )
+    kept = known.rename(columns={low: "low", high: "high", cost: "y"})
+    kept = kept[["series", "execution", "engine", "workers", "oversubscribed", "y", "low", "high"]]
+    panel.keep(kept.to_dict("records"), quantity=cost)
     panel.metric_axis(str(own["metric_name"].iloc[0]))
 
 
@@ -170,7 +165,10 @@ def _close_together(points: np.ndarray, small: float) -> list[list[int]]:
     """Return the places of `points` (in points of the page), the cheapest first, in runs with room for one label."""
     runs: list[list[int]] = []
     for place, point in enumerate(points):
-        across, up = abs(point - points[runs[-1][-1]]) if runs else (math.inf, math.inf)
+        if not runs:
+            runs.append([place])
+            continue
+        across, up = abs(point - points[runs[-1][-1]])
         if across < 1.6 * small and up < 1.3 * small:
             runs[-1].append(place)
         else:
@@ -190,9 +188,11 @@ def _free_place(
             for direction in _DIRECTIONS:
                 centre = point + distance * np.array(direction) * (half + 1.2 * mark)
                 inside = (half <= centre).all() and (centre <= size_pt - half).all()
-                if inside and all(
-                    abs(centre[0] - x) >= half[0] + across or abs(centre[1] - y) >= half[1] + up
-                    for x, y, across, up in taken
-                ):
-                    return point, centre, distance == 1.0
+                if inside and not any(_overlap(centre, half, box) for box in taken):
+                    return point, centre, distance == 1.0  # nearest first: farther ones need a line
     return None
+
+
+def _overlap(centre: np.ndarray, half: np.ndarray, box: tuple[float, ...]) -> bool:
+    x, y, across, up = box
+    return bool(abs(centre[0] - x) < half[0] + across and abs(centre[1] - y) < half[1] + up)

@@ -105,10 +105,12 @@ def _by_epoch(results: Results) -> pd.DataFrame:
     marks = facts[["oversubscribed", "disturbed"]].any()
     run = object_index(runs["run_id"]).get_indexer(object_index(epochs["run_id"]))
     measured = epochs[["epoch", "elapsed_s", "test_metric"]].astype({"epoch": int}).assign(point=point[run])
-    measured = measured[(run >= 0) & epochs["test_metric"].notna()].sort_values(["point", "epoch"], kind="stable")
+    measured = measured[(run >= 0) & epochs["test_metric"].notna()]
+    measured = measured.sort_values(["point", "epoch"], kind="stable")  # the repetitions of an epoch lie side by side
     numbers = measured.groupby(["point", "epoch"]).size()
     begins = numbers.cumsum() - numbers
-    metrics, times = (measured[name].to_numpy(dtype=float) for name in ("test_metric", "elapsed_s"))
+    metrics = measured["test_metric"].to_numpy(dtype=float)
+    times = measured["elapsed_s"].to_numpy(dtype=float)
     name = str(runs["metric_name"].dropna().iloc[0])
     parts = []
     for n in numbers.unique():  # epochs with equally many repetitions at once
@@ -117,7 +119,8 @@ def _by_epoch(results: Results) -> pd.DataFrame:
         columns = {"elapsed_s": times[rows].mean(axis=1), **metric.named("metric", "low", "high"), "n": n}
         parts.append(pd.DataFrame(columns, index=numbers.index[numbers == n]))
     table = pd.concat(parts).sort_index().reset_index()
-    known = np.array([is_interval(low, high) for low, high in zip(table["low"], table["high"], strict=True)])
+    bounds = zip(table["low"], table["high"], strict=True)
+    known = np.array([is_interval(low, high) for low, high in bounds])
     table = table.assign(
         epochs=table["epoch"] + 1,
         low=table["low"].where(known),
