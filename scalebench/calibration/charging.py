@@ -186,6 +186,7 @@ def calibrate(request: Request, path: Path, batches: Iterable[int], note: Note =
     if kept is not None and not kept.tables:  # of a study that states its step times
         kept = None
     start_forkserver()
+    # Saved after each size: what was measured survives an interruption.
     each_s = request.study.calibration_budget_s / len(sizes)
     for size in sizes:
         if kept is None or kept.lacking({size}, request.most_busy):
@@ -203,6 +204,7 @@ def _measured(
     if request.states_steps:
         engines = _engines_of(request, note)
         return Calibration(key=request.key, measured=request.measurement, tables=[], engines=engines)
+    # Steps of all runs are those of one model: the fewest workers have the most samples each.
     example = min(request.runs, key=lambda run: run.workers)
     budget = Budget((1 - _ENGINES_SHARE) * seconds, study.require_quiet)
     folder = request.folders[example.workers]
@@ -331,6 +333,7 @@ def measure_operations(runs: Sequence[Run], datasets: dict[int, Dataset], machin
 def _played(run: Run, dataset: Dataset, machine: Machine) -> _Found:
     """Play a few batches of an epoch, without evaluation, and return the times of the operations in it."""
     simulation = Simulation(run, dataset, machine, _MeasuringClock)
+    # Batches go to replicas, each of which may be several workers.
     count = simulation.mesh.data
     size = simulation.plan.batch_size
     rows = min(dataset.n_train, _STEPS * size * count)

@@ -112,6 +112,7 @@ def measure_between_nodes(wanted: Sequence[str], ranks: Ranks, *, seconds: float
         EngineError: measuring failed; the message has the first line of the cause.
     """
     names = [name for name in MEASURABLE if name in wanted and not engines.named(name).moves_by]
+    # One engine after the other, in each group of nodes.
     each_s = seconds / max(1, len(names)) / _PLACES
     source = f"{_source()}; {counted(ranks.count, 'rank')} on {counted(ranks.nodes, 'node')}"
     spec = {"names": names, "seconds": each_s, "sizes": list(_SIZES), "source": source}

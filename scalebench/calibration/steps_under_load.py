@@ -172,6 +172,7 @@ def _measure(
 
     torch.set_num_threads(run.threads_per_worker)
     dataset = open_dataset(folder)
+    # A GPU for each process, as each worker of a run has its own.
     on = torch.device(device, index) if device == "cuda" else torch.device(device)
     if on.type == "cuda":
         torch.cuda.set_device(on)

@@ -76,6 +76,7 @@ def tree(n: float, levels: Levels, gamma: float) -> float:
 
 def server(n: float, levels: Levels, gamma: float, shards: int = 1) -> float:
     """2a + max(2n/B, 2pn/(S B)): p workers push n bytes to, and pull them from, S shards on separate links."""
+    # Pushed to the server and pulled from it, by all workers through its link.
     pushes = 2 * _ranks_of(levels) * n / (shards * _slowest(levels))
     return 2 * levels[-1].latency_s + max(_own_link(n, levels), pushes)
 
@@ -203,6 +204,7 @@ def _times(n: float, levels: Levels) -> dict[tuple[str, str], float]:
     bandwidth = min(level.shared * (g if level.across else 1) for level in levels)
     nvlink = inside is not None and inside.bandwidth >= _NVLINK_FROM
     kind = 0 if nvlink else 1
+    # Stated latencies beyond the quickest hop of NCCL's table are added to each hop.
     quickest = _PROTOCOLS["LL"].ring.hops
     slower_hop = max(0.0, inside.latency_s - quickest[kind]) if inside else 0.0
     slower_far = max(0.0, between.latency_s - quickest[2]) if between else 0.0

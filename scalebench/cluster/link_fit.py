@@ -82,6 +82,7 @@ class LinkFit:
         variance = float(gradient @ self._covariance @ gradient) + self.deviation**2
         variance += (PER_DOUBLING * self.distance(ranks, nodes, nbytes)) ** 2
         half = self._quantile * math.sqrt(variance)
+        # Growth that was not fitted widens the interval upwards only: congestion never makes a network faster.
         growth = 0.0 if self._fits_growth else math.log1p(self.congestion.high * doublings(nodes))
         low = centre - half
         high = centre + math.hypot(half, growth)
@@ -171,6 +172,7 @@ def fit_links(
     fits = [_fit_pieces(rows, algorithm, inside, limits) for limits in _limits(rows, pieces)]
     limits, parameters, covariance, residuals = min(fits, key=lambda fit: _aicc(fit[3], len(fit[1])))
     congests = _congests(rows)
+    # Without congestion its parameter is fixed, and no degree of freedom is lost.
     free = max(1, len(rows) - len(parameters) + (0 if congests else 1))
     quantile = float(stats.t.ppf(0.975, free))
     deviation = math.sqrt(float(residuals @ residuals) / free)
@@ -229,6 +231,7 @@ def _limits(rows: Sequence[Transfer], pieces: int) -> list[list[float]]:
     """Candidate pieces: one, and two, if as many may be, with at least two sizes and three rows on either side."""
     sizes = sorted({row.nbytes for row in rows})
     candidates = [[math.inf]]
+    # Two sizes at least on either side, or a piece would fit its rows exactly.
     for low in sizes[1:-2] if pieces > 1 else []:
         below = sum(row.nbytes <= low for row in rows)
         if min(below, len(rows) - below) >= 3:

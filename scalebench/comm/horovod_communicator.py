@@ -38,6 +38,7 @@ class HorovodCommunicator(NativeCommunicator):
         return pending.then(lambda: self._slots.discard(slot))
 
     def _free_slot(self) -> int:
+        # The lowest free one: names repeat, so that the response cache knows them.
         slot = next(slot for slot in range(len(self._slots) + 1) if slot not in self._slots)
         self._slots.add(slot)
         return slot
@@ -76,6 +77,7 @@ class HorovodCommunicator(NativeCommunicator):
 
     def _reduce_linear(self, tensor: Tensor, root: int) -> None:
         rows = tensor.reshape(1, -1)
+        # Only the root receives; the others send it everything.
         gathered = self._alltoallv([rows if rank == root else rows[:0] for rank in range(self.size)])
         if self.rank == root:
             for rank, part in enumerate(gathered):

@@ -65,6 +65,7 @@ class RankServer:
         asked, number = clock.mark, self._asked
         self._asked += 1
         self._comm.tally(payload.numel() * payload.element_size())
+        # All servers at once: each gets its piece of the payload.
         parts = self._spread.parted(payload) if self._spread else [payload]
         sending = [
             self._link.Isend(_bytes_of(part), host, _PAYLOAD) for part, host in zip(parts, self._hosts, strict=True)
@@ -132,6 +133,7 @@ class ServerLoop:
                 open_workers -= 1
             else:
                 self._linger(worker, payload)
+                # Until its reply is released, which may be upon the request of another worker.
                 self._taken[worker] = (self._free, self._woken)
                 handled += 1
                 for released, reply in rule(worker, payload, now):
@@ -141,6 +143,7 @@ class ServerLoop:
             if self._traced:
                 self.laps.append((self._woken, self._free))
             if self._taken and len(self._taken) == open_workers:
+                # No worker is left whose request could release a reply.
                 first = min(self._taken)
                 raise RunError(f"the server's rule leaves every worker waiting, first of all worker {first}")
         for reply_sent in self._replying.values():

@@ -175,6 +175,7 @@ class BatchPlan:
         """Return (workers, workers) counts of rows sent from worker i to j != i at the start of `epoch`."""
         if epoch == 0 or self._stage(epoch) == self._stage(epoch - 1):
             return np.zeros((self.workers, self.workers), dtype=np.int64)
+        # One number for each pair of workers, so that one count finds all moves.
         pairs = self.owners(epoch - 1) * self.workers + self.owners(epoch)
         moved = np.bincount(pairs, minlength=self.workers**2).reshape(self.workers, self.workers)
         np.fill_diagonal(moved, 0)
@@ -244,6 +245,7 @@ class BatchPlan:
         if self.shuffle != "rotate_blocks":
             sizes = self.shard_sizes(0)
             return int(sizes.min()), int(sizes.max())
+        # Bounds over all epochs: the smallest blocks may meet on one worker, and so may the largest.
         ascending = np.sort(self._dealt.block_sizes)
         fewest = self.blocks // self.workers
         most = -(-self.blocks // self.workers)

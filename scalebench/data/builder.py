@@ -190,6 +190,7 @@ def validation_split(dataset: Dataset, copies: int, share: float, seed: int, all
     samples = dataset.n_train // copies
     labels = np.asarray(dataset.y_train[:samples]) if dataset.task == "classification" else None
     kept, held = hold_out(samples, share, seed, labels)
+    # Altered copies stand in blocks behind the samples: sample i has the rows i, i + n, i + 2 n, ...
     rows = {"train": np.concatenate([kept + copy * samples for copy in range(copies)]), "test": held}
     arrays: dict[str, Any] = {
         f"{name}_{part}": _taken(allocate, f"{name}_{part}", getattr(dataset, f"{name}_train"), rows[part])

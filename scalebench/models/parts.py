@@ -98,6 +98,7 @@ def _refuse_shared(layers: Sequence[Layer], name: str) -> None:
     owners: dict[nn.Parameter, Layer] = {}
     for layer in layers:
         for parameter in layer.parameters:
+            # The gradient of a shared parameter would be made on two workers.
             owner = owners.setdefault(parameter, layer)
             if owner is not layer:
                 raise ModelError(

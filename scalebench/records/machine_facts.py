@@ -109,6 +109,7 @@ def container(environment: Mapping[str, str], root: Path = _ROOT) -> dict[str, s
     """
     image = environment.get("SCALEBENCH_IMAGE")
     digest = environment.get("SCALEBENCH_IMAGE_DIGEST")
+    # Podman leaves a file of NAME=VALUE in each container.
     podman = dict(line.split("=", 1) for line in text_of(root / "run/.containerenv").splitlines() if "=" in line)
     sif = environment.get("APPTAINER_CONTAINER") or environment.get("SINGULARITY_CONTAINER")
     if sif:
@@ -252,6 +253,7 @@ def _parsed(text: str) -> Iterator[tuple[str, str]]:
 
 
 def _open_mpi(facts: Mapping[str, str]) -> dict[str, Any]:
+    # Each component of a framework states its version in a line of its own.
     components: dict[str, list[str]] = {}
     for fact in facts:
         kind = re.fullmatch(r"mca:(\w+):(\w+):version", fact)

@@ -143,6 +143,7 @@ def progress_of(folder: Path) -> Progress:
         planned = [
             (run_id, attempts.config_hash[place], _group(attempts.row(place)), 0) for run_id, place in latest.items()
         ]
+    # Of planned runs the number of epochs is known without parsing their rows.
     known = {run_id: epochs for run_id, _, _, epochs in planned}
     lost = set(attempts.without_epochs(folder / EPOCHS, known))
     ended = []

@@ -70,6 +70,7 @@ def _measure_at(
             for engine in names:
                 measured = _measure_one(engine, rounds, source)
                 fewer = before.get(engine)  # known to the ranks that were there
+                # More ranks that cost less are noise: measured once more, then raised to the fewer.
                 if group.bcast(fewer is not None and falls_below(measured, fewer)):
                     measured = _measure_one(engine, rounds, source)
                 before[engine] = measured if fewer is None else at_least(measured, fewer)

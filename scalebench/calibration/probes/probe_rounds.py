@@ -76,6 +76,7 @@ class ProbeRounds:
     def _samples(self, one_round: Callable[[], list[Sample]], *, relative: bool) -> Samples:
         """Return the samples of all ranks; threads of engines' own disturb each other, so that others' load decides."""
         background = BackgroundLoad(taken_by(self._family), of=self._family[0])
+        # Every rank sees all samples, so that all decide alike.
         samples = self.mpi.allgather(one_round())
         if not relative and (background.share() or 0.0) > _OTHERS:
             return [[sample._replace(undisturbed=False) for sample in own] for own in samples]
