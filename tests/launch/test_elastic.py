@@ -117,6 +117,15 @@ def test_horovod_goes_on_with_the_workers_that_are_left(tmp_path, strategy):
     assert ended.total_s > death.lost_s + death.pause_s
 
 
+@pytest.mark.thorough
+@pytest.mark.parametrize("engine", ["gloo", "horovod"])
+def test_worker_0_which_tells_the_launcher_may_die_as_any_other(tmp_path, engine):
+    ended = launched(mortal_run(engine, rank=0, once=str(tmp_path / "died")), tmp_path)
+    assert ended.outcome.status == "completed", ended.outcome.error
+    assert [(death.rank, death.epoch) for death in ended.deaths] == [(0, 1)]
+    assert ended.outcome.evaluations[-1].epoch == EPOCHS - 1
+
+
 @pytest.mark.parametrize(("engine", "restarts"), [("gloo", 1), pytest.param("horovod", 0, marks=pytest.mark.thorough)])
 def test_a_run_whose_ranks_die_too_often_fails(tmp_path, engine, restarts):
     """Under torchrun rank 1 is killed after every beginning; under horovodrun it does not come back."""
