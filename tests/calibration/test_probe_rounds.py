@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from scalebench.calibration.probes.probe_rounds import Found, Sample
+from scalebench.calibration.probes.probe_rounds import Found, Sample, entry
 from scalebench.calibration.quiet_rounds import Round
 
 
@@ -93,3 +93,11 @@ def test_one_disturbed_round_counts_its_fastest_operations():
     for in_phases, expected in ((False, 2.0), (True, 6.0)):
         found = Found([Round(1.0, [[Sample(("sum", 4), 6.0, False, each, in_phases)]])])
         assert found.seconds(("sum", 4)) == pytest.approx(expected)
+
+
+def test_a_delayed_small_message_costs_no_more_than_a_larger_one():
+    """One that was held up for a millisecond had made all up to 4 MiB cost the mean of all."""
+    points = [(4, 1e-3), (4 << 10, 2e-5), (64 << 10, 5e-5), (1 << 20, 4e-4), (4 << 20, 3e-4)]
+    found = entry("mpi-reduce", points, ranks=2, source="invented")
+    assert [seconds for _, seconds in found.points] == [2e-5, 2e-5, 5e-5, 3e-4, 3e-4]
+    assert found.alpha_s == 2e-5

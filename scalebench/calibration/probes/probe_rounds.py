@@ -16,7 +16,6 @@ from statistics import fmean
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
-from scipy.optimize import isotonic_regression
 
 from scalebench.calibration.quiet_rounds import Round, Until, are_enough, quiet_rounds
 from scalebench.cluster.engine_costs import EngineCost
@@ -246,9 +245,9 @@ def _together(samples: Samples) -> Iterator[Sample]:
 def entry(
     name: str, points: Sequence[tuple[int, float]], *, ranks: int, source: str, nodes: int = 1, **others: float
 ) -> EngineCost:
-    """The costs nearest to `points`, (bytes, seconds), among those that never fall with the bytes."""
-    # Noise may make a larger message cheaper, which would turn comparisons of sizes around.
-    costs = isotonic_regression([seconds for _, seconds in points]).x.tolist()
+    """The largest costs within `points`, (bytes, seconds), that never fall with the bytes."""
+    # A larger message that took less time shows that the smaller one was delayed: other programs only add to a time.
+    costs = np.minimum.accumulate([seconds for _, seconds in reversed(points)])[::-1].tolist()
     curve = [(nbytes, seconds) for (nbytes, _), seconds in zip(points, costs, strict=True)]
     return EngineCost(engine=name, ranks=ranks, nodes=nodes, alpha_s=costs[0], points=curve, source=source, **others)
 
