@@ -77,6 +77,11 @@ def set_limit(cluster, job, minutes):
     cluster.hosts.login.call(["scontrol", "update", f"JobId={job}", f"TimeLimit={minutes}"], env=cluster.environment)
 
 
+def start_again(cluster, job):
+    """Begin a job that is queued again in 2 s: nodes refuse what starts in the second in which the job ended there."""
+    cluster.hosts.login.call(["scontrol", "update", f"JobId={job}", "StartTime=now+2seconds"], env=cluster.environment)
+
+
 def made_by_shard(results, number):
     """Return the number of rows that the job of a shard has written so far."""
     table = results / "shards" / str(number) / results.name / "runs.csv"
@@ -155,7 +160,7 @@ def test_jobs_that_were_cancelled_in_the_queue_are_submitted_by_a_retry(cluster,
 
 @pytest.mark.thorough
 def test_a_job_that_nears_its_limit_goes_back_into_the_queue_with_what_is_left(cluster, site, tmp_path):
-    """Slurm warns it at once, as the limit is nearer than the margin; the test has it start again at once."""
+    """Slurm warns it at once, as the limit is nearer than the margin; the test has it start again soon."""
     results = write_study(tmp_path, "warned", "allreduce", repetitions=6, epochs=60)
     site(SCALEBENCH, "submit", "study.yaml", *ONE_EACH, "--group", "all")
     first, _ = jobs_of(results)
@@ -167,7 +172,7 @@ def test_a_job_that_nears_its_limit_goes_back_into_the_queue_with_what_is_left(c
     done = made_by_shard(results, 1)
     assert 0 < done < 18
     set_limit(cluster, job, 10)
-    cluster.hosts.login.call(["scontrol", "update", f"JobId={job}", "StartTime=now"], env=cluster.environment)
+    start_again(cluster, job)
     assert cluster.wait(job) == "COMPLETED", output_of(results)
     # Slurm begins the collection at the end of the first start, or not: then it has submitted another one.
     until(lambda: cluster.state(int(jobs_of(results)[-1]["job"])) == "COMPLETED", "the last collection is done", 120)
@@ -243,7 +248,7 @@ def test_a_job_whose_node_is_lost_goes_on_with_the_lock_that_was_left_there(clus
         left = json.loads((results / "shards" / "1" / "lost" / "lock").read_text())
         assert (left["host"], left["job"], left["restarts"]) == (name, str(job), 0)
         until(lambda: "Restarts=1" in cluster.shown(job), "the job is queued again", 60)
-        cluster.hosts.login.call(["scontrol", "update", f"JobId={job}", "StartTime=now"], env=cluster.environment)
+        start_again(cluster, job)
         assert cluster.wait(job) == "COMPLETED", output_of(results)
         assert f" NodeList={name}" not in cluster.shown(job)
     finally:
