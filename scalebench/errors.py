@@ -110,12 +110,12 @@ def reading(path: object) -> Iterator[None]:
 def nearest(name: str, known: Iterable[str], likely: Iterable[str] = ()) -> str:
     """Return the end of an "unknown name" message: `did you mean 'x'?`, `likely` names first, or the known names.
 
-    A name with which several known ones begin, as the models of a device, stands for these.
+    A name with which known ones begin, as the models of a device or `cores_per_node` for `cores`, stands for these.
     """
     import difflib  # not for commands that succeed
 
     choices = sorted(known)
-    variants = [choice for choice in choices if choice.startswith(f"{name}-")]
+    variants = [choice for choice in choices if choice.startswith((f"{name}-", f"{name}_"))]
     if variants:
         return f"did you mean {' or '.join(map(repr, variants))}?"
     for among in (sorted(likely), choices):

@@ -46,6 +46,7 @@ def test_the_file_beside_the_study_counts_before_the_users_and_the_machines(tmp_
     ("text", "said"),
     [
         ("acount: x\n", "unknown key 'acount'; did you mean 'account'?"),
+        ("cores: 4\n", "unknown key 'cores'; did you mean 'cores_per_node'?"),
         ("scheduler: cron\n", "key 'scheduler': expected 'slurm', 'pbs' or 'lsf', got 'cron'"),
         ("nodes: 0\n", "key 'nodes': expected"),
         ("max_time: soon\n", "expected a time such as 02:30:00 or 1-12:00:00, got 'soon'"),
