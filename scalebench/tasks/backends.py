@@ -147,11 +147,15 @@ def _require_answer(address: str) -> None:
 
     try:
         asyncio.run(asyncio.wait_for(ask(), ANSWER_S))
+        return
+    except MemoryError:  # dask takes the first bytes of another protocol for the length of a message
+        why = "another program does"
     except (OSError, ValueError) as error:
-        raise EngineError(
-            f"tasks.scheduler {address}: no dask scheduler answers there within {ANSWER_S:.0f} s "
-            f"({in_one_line(error)}); start one with `dask scheduler`, or leave the address out for one of this node"
-        ) from None
+        why = in_one_line(error)
+    raise EngineError(
+        f"tasks.scheduler {address}: no dask scheduler answers there within {ANSWER_S:.0f} s ({why}); start one with "
+        "`dask scheduler`, or leave the address out for one of this node"
+    )
 
 
 def _announced(name: str, function: Callable[..., Any], *arguments: Any) -> Any:

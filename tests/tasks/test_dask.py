@@ -86,6 +86,22 @@ def test_an_address_that_does_not_answer_is_refused_in_ten_seconds(monkeypatch):
             assert time.monotonic() - began < 60  # 1 s; generous on a busy machine
 
 
+def test_an_address_where_another_program_answers_is_refused():
+    """As the page of a scheduler does, which dask prints beside its address."""
+
+    def answer(server):
+        client, _ = server.accept()
+        with client:
+            client.sendall(b"HTTP/1.1 400 Bad Request\r\n\r\n")
+
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        page = threading.Thread(target=answer, args=[server])
+        page.start()
+        with pytest.raises(EngineError, match=r"no dask scheduler answers .* \(another program does\)"):
+            TaskRuns({}, 2)._backend(on(f"tcp://127.0.0.1:{server.getsockname()[1]}"))
+        page.join()
+
+
 def test_too_few_workers_are_refused(running, monkeypatch):
     monkeypatch.setattr(backends, "ANSWER_S", 4.0)
     with pytest.raises(EngineError, match=r"3 dask workers there, and the largest run takes 4; .*--workers 1\.\.3"):
