@@ -71,6 +71,8 @@ def changes(folder: Path, study: Study) -> list[str]:
         data = []
     before = load_study(path, {}, []).model_dump(mode="json")
     now = study.model_dump(mode="json")
+    for values in (before, now):
+        del values["tasks"]["scheduler"]  # where tasks are computed, another address in each batch job
     # Of the strategies, which may be added to, only the contents of those in both are compared.
     own = [values.pop(STRATEGIES) for values in (before, now)]
     contents = [{f"{STRATEGIES} of {name}": digest for name, digest in digests.items()} for digests in own]

@@ -21,6 +21,14 @@ def test_more_points_are_the_same_study_and_another_rate_is_not(tmp_path):
     assert changes(tmp_path, study(workers="1..4", repetitions=9)) == []
 
 
+def test_tasks_on_a_scheduler_elsewhere_are_the_same_study_and_another_backend_is_not(tmp_path):
+    keep_study(tmp_path, study(tasks={"backend": "dask", "scheduler": "tcp://node1:8786"}))
+    keep_study(tmp_path, study(tasks={"backend": "dask", "scheduler": "tcp://node2:8786"}))
+    assert "node2" in (tmp_path / "study.yaml").read_text()
+    with pytest.raises(ResultsError, match=r"tasks was {'backend': 'dask'}, is {'backend': 'ray'}"):
+        keep_study(tmp_path, study(tasks={"backend": "ray", "scheduler": "node1:6379"}))
+
+
 def test_of_many_keys_that_changed_it_is_said_how_many_are_not_shown(tmp_path):
     keep_study(tmp_path, study())
     four = {"lr": 0.5, "epochs": 7, "scaling": "weak", "dtype": "float64"}
