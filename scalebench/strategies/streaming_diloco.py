@@ -70,7 +70,7 @@ class StreamingDiLoCo(Averaging):
     @model_validator(mode="after")
     def _one_fragment_at_a_time(self) -> StreamingDiLoCo:
         if self.steps % self.fragments:
-            raise ValueError(f"steps: {self.steps} is no multiple of the {self.fragments} fragments; use one")
+            raise ValueError(f"steps: {self.steps} is no multiple of the {self.fragments} fragments; use a multiple")
         if self.delay >= self.turn:
             raise ValueError(
                 f"delay: {self.delay} is not below steps / fragments, {self.turn}: an average has to arrive before "
