@@ -57,7 +57,10 @@ GROUPS = {  # heading in `--help` -> name of a command -> its line there; the mo
     },
 }
 COMMANDS = {name: line for group in GROUPS.values() for name, line in group.items()}
-ALIASES = {"retry": "run RESULTS --retry", "what-if": "predict MODEL --vary"}  # names of version 0.1, not in `--help`
+ALIASES = {  # names of version 0.1, not in `--help`, and what does the same
+    "retry": ["run RESULTS --retry", "submit RESULTS"],
+    "what-if": ["predict MODEL --vary"],
+}
 
 if TYPE_CHECKING or not (sys.stdout and sys.stdout.isatty()):
     from click import Group
@@ -102,7 +105,8 @@ class LazyGroup(Group):
                 ctx.fail(f"no such option {name!r}")
             ctx.fail(f"unknown command {name!r}; {nearest(name, COMMANDS)}")
         if name in ALIASES and not {"-q", "--quiet"} & set(args):
-            click.echo(f"note: the next version has `scalebench {ALIASES[name]}` in place of {name}", err=True)
+            instead = " or ".join(f"`scalebench {words}`" for words in ALIASES[name])
+            click.echo(f"note: the next version has {instead} in place of {name}", err=True)
         return name, command_of(name), args[1:]
 
     def main(

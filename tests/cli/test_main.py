@@ -62,6 +62,7 @@ def test_help_names_every_command_and_imports_none() -> None:
     assert sections.pop("Options")
     assert sections == {heading: list(lines) for heading, lines in GROUPS.items()}
     assert not set(ALIASES) & {name for names in sections.values() for name in names}
+    assert {words.split()[0] for several in ALIASES.values() for words in several} <= set(COMMANDS)
     *_, loaded = done.stdout.splitlines()
     allowed = ["cli", "cli.main", "cli.options", "errors", "study", "study.choices"]
     assert loaded == str([f"scalebench.{name}" for name in allowed])
