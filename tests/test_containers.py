@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import platform
 import re
+import shutil
 import subprocess
 from pathlib import Path
+
+import pytest
 
 ROOT = Path(__file__).parents[1]
 DOCKERFILE = (ROOT / "docs/containers/Dockerfile").read_text()
@@ -41,3 +45,17 @@ def test_the_base_is_a_pinned_python_that_is_supported():
 def test_commands_are_valid_shell():
     for text in (*commands_of_docker(), post_of_apptainer()):
         subprocess.run(["bash", "-n"], input=text, text=True, check=True)
+
+
+@pytest.mark.parametrize(
+    ("linter", "given"),
+    [(["hadolint", "-"], DOCKERFILE), (["shellcheck", "--shell=sh", "-"], post_of_apptainer())],
+    ids=["hadolint", "shellcheck"],
+)
+def test_linters_find_nothing(linter, given):
+    if platform.machine() != "x86_64":
+        pytest.skip(f"not applicable: no {linter[0]} in the package index for {platform.machine()}")
+    if shutil.which(linter[0]) is None:
+        pytest.skip(f"{linter[0]} is not installed")
+    done = subprocess.run(linter, input=given, text=True, capture_output=True)
+    assert done.returncode == 0, done.stdout
