@@ -58,6 +58,11 @@ def run_plan(
         and not (tally.completed or tally.trials or tally.failed)
     ):
         raise TooShortError
+    return exit_code(tally)
+
+
+def exit_code(tally: Tally) -> int:
+    """Return the exit code of a command that made the runs of `tally`, as `run_plan` gives it."""
     if tally.interrupted is not None:
         return 128 + tally.interrupted
     if tally.failed:

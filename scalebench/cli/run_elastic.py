@@ -9,7 +9,7 @@ import click
 
 from scalebench.cli.live_progress import watching
 from scalebench.cli.options import verbosity
-from scalebench.cli.run_common import RUNS_LEFT
+from scalebench.cli.run_common import exit_code
 from scalebench.formatting import counted
 
 if TYPE_CHECKING:
@@ -36,8 +36,4 @@ def run_elastic_plan(plan: StudyPlan, output: Path, *, restarts: int, fail_fast:
     if tally.remaining:
         left = f"{counted(tally.remaining, 'elastic run')} {'is' if tally.remaining == 1 else 'are'} left"
         print_results(f"{left}: the same command goes on with them")
-    if tally.interrupted is not None:
-        return 128 + tally.interrupted
-    if tally.failed:
-        return 1
-    return RUNS_LEFT if tally.remaining else 0
+    return exit_code(tally)
